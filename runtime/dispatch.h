@@ -1,0 +1,42 @@
+// Choosing a kernel: per operation an ordered list, best first, the reference last.
+#pragma once
+#include <span>
+
+#include "runtime/rank.h"
+
+namespace quire {
+
+/// One way to compute an operation whose plain arguments are `Args` (a struct with a static `op` name).
+template <class Args>
+struct Kernel {
+  const char* name;
+  bool (*can_run)(const Args&);
+  void (*run)(Rank&, const Args&);
+};
+template <class Args> using KernelList = std::span<const Kernel<Args>>;
+
+/// The list of a device; each backend specialises these for every Args struct of ops/kernels.h (an absent backend returns {}).
+template <class Args> KernelList<Args> cpu_kernels();
+template <class Args> KernelList<Args> cuda_kernels();
+
+/// Throws UnsupportedError: no kernel of `op` for these arguments on this device, with what was asked.
+[[noreturn]] void no_kernel(Rank& rank, std::string_view op);
+
+/// Runs the best kernel that can, or the one that `RankOptions::kernels` names. Never falls back to another device. The null device does nothing.
+template <class Args>
+void dispatch(Rank& rank, const Args& args) {
+  if (!rank.computes()) return;
+  const KernelList<Args> list = rank.device().kind == DeviceKind::cuda ? cuda_kernels<Args>() : cpu_kernels<Args>();
+  const auto& wanted = rank.options().kernels;
+  const auto named = wanted.find(std::string_view(Args::op));
+  for (const Kernel<Args>& kernel : list) {
+    if (named != wanted.end() && named->second != kernel.name) continue;
+    if (!kernel.can_run(args)) continue;
+    rank.note_kernel(Args::op, kernel.name);
+    kernel.run(rank, args);
+    return;
+  }
+  no_kernel(rank, Args::op);
+}
+
+}  // namespace quire

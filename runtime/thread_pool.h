@@ -1,0 +1,55 @@
+// Our own threads: work is cut into chunks by its shape alone, so results do not depend on the number of threads.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace quire {
+
+/// A fixed set of threads owned by one rank. The calling thread takes part as thread 0. Not reentrant: a task must not call
+/// `parallel_for` on the same pool (StateError).
+class ThreadPool {
+ public:
+  /// `threads` >= 1 in total, the caller included. `pin` binds thread i to the i-th processor this process may use.
+  explicit ThreadPool(int threads, bool pin = false);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  /// Runs `task(chunk, thread)` for every chunk in [0, chunks), each exactly once, on any thread; returns when all are done.
+  /// The first exception thrown by a task is rethrown here, after the other running chunks have ended.
+  void parallel_for(int64_t chunks, const std::function<void(int64_t chunk, int thread)>& task);
+
+  /// `poll` is called by the calling thread between its chunks and while it waits for the others (communication makes progress there).
+  void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }
+  void poll() { if (poll_) poll_(); }
+
+ private:
+  void work(int thread);
+  void take_chunks(int thread);
+
+  std::vector<std::thread> workers_;
+  std::function<void()> poll_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> running_{0};
+  std::atomic<bool> stop_{false}, busy_{false};
+  int64_t chunks_ = 0;
+  const std::function<void(int64_t, int)>* task_ = nullptr;
+  std::exception_ptr error_;
+  std::mutex error_mutex_;
+};
+
+/// Number of chunks of `size` that cover `total`.
+constexpr int64_t chunks_of(int64_t total, int64_t size) { return (total + size - 1) / size; }
+
+}  // namespace quire
