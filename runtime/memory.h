@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace quire {
@@ -45,6 +46,7 @@ class Allocator {
   /// One line per category: bytes now and at most.
   std::string table() const;
   bool backed() const { return backed_; }
+  bool poison() const { return poison_; }
 
  private:
   struct Block { int64_t bytes; bool free; int64_t segment; Category category; };

@@ -85,7 +85,7 @@ class Tensor {
   /// Views. Throw ShapeError.
   Tensor reshape(const Shape& shape) const;                                  ///< contiguous tensors only
   Tensor slice(int dim, int64_t begin, int64_t end) const;
-  Tensor reinterpret_rows(int64_t rows, int64_t columns) const { return reshape({rows, columns}); }
+  Tensor drop_first() const;                                                 ///< without a first dimension of size 1
 
   bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }
   /// Tensors (and saved copies) that keep this storage alive.

@@ -1,0 +1,185 @@
+#include "runtime/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/error.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t alignment = 64;
+constexpr int64_t segment_unit = int64_t{2} << 20;  ///< segments are whole huge pages
+constexpr int64_t smallest_segment = int64_t{16} << 20;
+
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+std::string mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
+
+}  // namespace
+
+std::string_view name_of(Category c) {
+  constexpr std::string_view names[category_count] = {"parameters", "gradients", "optimizer", "activations", "workspace", "data", "other"};
+  return names[static_cast<int>(c)];
+}
+
+Allocator::Allocator(bool backed, int64_t limit, bool poison) : backed_(backed), poison_(poison), limit_(limit) {}
+
+Allocator::~Allocator() {
+  if (backed_)
+    for (const auto& [data, bytes] : segments_) ::munmap(data, static_cast<size_t>(bytes));
+}
+
+void* Allocator::take(std::map<char*, Block>::iterator it, int64_t bytes, Category category) {
+  auto& [address, block] = *it;
+  free_.erase({block.bytes, address});
+  if (block.bytes - bytes >= alignment) {
+    char* rest = address + bytes;
+    blocks_.emplace(rest, Block{block.bytes - bytes, true, block.segment, category});
+    free_.insert({block.bytes - bytes, rest});
+    block.bytes = bytes;
+  }
+  block.free = false;
+  block.category = category;
+  MemoryCounters& counters = counters_[static_cast<size_t>(category)];
+  counters.current += bytes;
+  counters.peak = std::max(counters.peak, counters.current);
+  ++counters.blocks;
+  return address;
+}
+
+void* Allocator::allocate(int64_t bytes, Category category) {
+  if (bytes < 0) fail<ShapeError>("memory", "{} bytes asked for", bytes);
+  bytes = std::max(alignment, round_up(bytes, alignment));
+  void* result = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    auto fit = free_.lower_bound({bytes, nullptr});
+    if (fit == free_.end()) {
+      const int64_t segment = round_up(std::max(bytes, smallest_segment), segment_unit);
+      void* data = MAP_FAILED;
+      if (limit_ == 0 || reserved_ + segment <= limit_)
+        data = backed_ ? ::mmap(nullptr, static_cast<size_t>(segment), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                       : reinterpret_cast<void*>(int64_t{1} << 44 | reserved_ << 1);
+      if (data == MAP_FAILED) {
+        std::vector<std::pair<int64_t, std::string>> users;
+        for (int c = 0; c < category_count; ++c)
+          if (counters_[static_cast<size_t>(c)].current > 0)
+            users.emplace_back(counters_[static_cast<size_t>(c)].current, std::string(name_of(static_cast<Category>(c))));
+        std::sort(users.rbegin(), users.rend());
+        std::string list;
+        for (const auto& [used, name] : users) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name, mebibytes(used));
+        fail<OutOfMemoryError>("memory", "{} more for {} does not fit: {} reserved{}; biggest users: {}", mebibytes(bytes), name_of(category),
+                               mebibytes(reserved_), limit_ > 0 ? ", limit " + mebibytes(limit_) : "", list.empty() ? "none" : list);
+      }
+      char* address = static_cast<char*>(data);
+      blocks_.emplace(address, Block{segment, true, static_cast<int64_t>(segments_.size()), category});
+      segments_.emplace_back(address, segment);
+      reserved_ += segment;
+      fit = free_.insert({segment, address}).first;
+    }
+    result = take(blocks_.find(fit->second), bytes, category);
+  }
+  if (poison_ && backed_) std::memset(result, 0xff, static_cast<size_t>(bytes));
+  return result;
+}
+
+void Allocator::release(void* pointer) noexcept {
+  if (pointer == nullptr) return;
+  std::lock_guard lock(mutex_);
+  auto it = blocks_.find(static_cast<char*>(pointer));
+  if (it == blocks_.end() || it->second.free) return;
+  counters_[static_cast<size_t>(it->second.category)].current -= it->second.bytes;
+  it->second.free = true;
+  const auto next = std::next(it);
+  if (next != blocks_.end() && next->second.free && next->second.segment == it->second.segment) {
+    free_.erase({next->second.bytes, next->first});
+    it->second.bytes += next->second.bytes;
+    blocks_.erase(next);
+  }
+  if (it != blocks_.begin()) {
+    const auto previous = std::prev(it);
+    if (previous->second.free && previous->second.segment == it->second.segment) {
+      free_.erase({previous->second.bytes, previous->first});
+      previous->second.bytes += it->second.bytes;
+      blocks_.erase(it);
+      it = previous;
+    }
+  }
+  free_.insert({it->second.bytes, it->first});
+}
+
+MemoryCounters Allocator::counters(Category category) const {
+  std::lock_guard lock(mutex_);
+  return counters_[static_cast<size_t>(category)];
+}
+
+int64_t Allocator::reserved() const {
+  std::lock_guard lock(mutex_);
+  return reserved_;
+}
+
+int64_t Allocator::in_use() const {
+  std::lock_guard lock(mutex_);
+  int64_t total = 0;
+  for (const MemoryCounters& c : counters_) total += c.current;
+  return total;
+}
+
+int64_t Allocator::system_calls() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(segments_.size());
+}
+
+void Allocator::reset_peaks() {
+  std::lock_guard lock(mutex_);
+  for (MemoryCounters& c : counters_) c.peak = c.current;
+}
+
+std::string Allocator::table() const {
+  std::string text;
+  for (int c = 0; c < category_count; ++c) {
+    const MemoryCounters counters_now = counters(static_cast<Category>(c));
+    if (counters_now.peak > 0)
+      text += fmt::format("{:<12} {:>12} now {:>12} at most\n", name_of(static_cast<Category>(c)), mebibytes(counters_now.current), mebibytes(counters_now.peak));
+  }
+  return text + fmt::format("{:<12} {:>12}\n", "reserved", mebibytes(reserved()));
+}
+
+StepStack::StepStack(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
+
+StepStack::~StepStack() {
+  for (const Chunk& chunk : chunks_) allocator_->release(chunk.data);
+}
+
+void* StepStack::take(int64_t bytes) {
+  bytes = std::max(alignment, round_up(bytes, alignment));
+  while (chunk_ < chunks_.size() && offset_ + bytes > chunks_[chunk_].bytes) {
+    ++chunk_;
+    offset_ = 0;
+  }
+  if (chunk_ == chunks_.size()) {
+    const int64_t size = std::max(bytes, int64_t{1} << 20);
+    chunks_.push_back({static_cast<char*>(allocator_->allocate(size, Category::workspace)), size});
+    offset_ = 0;
+  }
+  char* result = chunks_[chunk_].data + offset_;
+  offset_ += bytes;
+  used_ += bytes;
+  peak_ = std::max(peak_, used_);
+  if (allocator_->backed() && allocator_->poison()) std::memset(result, 0xff, static_cast<size_t>(bytes));
+  return result;
+}
+
+Workspace::Workspace(StepStack& stack) : stack_(stack), chunk_(stack.chunk_), offset_(stack.offset_), used_(stack.used_) {}
+
+Workspace::~Workspace() {
+  stack_.chunk_ = chunk_;
+  stack_.offset_ = offset_;
+  stack_.used_ = used_;
+}
+
+}  // namespace quire

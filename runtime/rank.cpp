@@ -1,0 +1,45 @@
+#include "runtime/rank.h"
+
+#include "runtime/dispatch.h"
+#include "runtime/error.h"
+
+namespace quire {
+
+std::string to_string(Device device) {
+  switch (device.kind) {
+    case DeviceKind::cpu: return "cpu";
+    case DeviceKind::cuda: return fmt::format("cuda:{}", device.index);
+    case DeviceKind::null: return "null";
+  }
+  return "?";
+}
+
+Rank::Rank(RankOptions options)
+    : options_(std::move(options)),
+      allocator_(std::make_shared<Allocator>(options_.device.kind != DeviceKind::null, options_.memory_limit, options_.poison)),
+      pool_(std::make_unique<ThreadPool>(options_.threads, options_.pin_threads)),
+      stack_(std::make_unique<StepStack>(allocator_)),
+      work_(std::make_unique<WorkCounters>()) {
+  if (options_.device.kind == DeviceKind::cuda) fail<UnsupportedError>("device", "cuda is not part of this build; allowed: cpu");
+}
+
+std::map<std::string, std::string, std::less<>> Rank::chosen_kernels() const {
+  std::lock_guard lock(chosen_mutex_);
+  return chosen_;
+}
+
+void Rank::note_kernel(std::string_view op, std::string_view kernel) {
+  std::lock_guard lock(chosen_mutex_);
+  const auto found = chosen_.find(op);
+  if (found == chosen_.end()) chosen_.emplace(op, kernel);
+  else if (found->second != kernel) found->second = kernel;
+}
+
+void no_kernel(Rank& rank, std::string_view op) {
+  const auto& wanted = rank.options().kernels;
+  const auto named = wanted.find(op);
+  if (named != wanted.end()) fail<UnsupportedError>(op, "the kernel '{}' asked for does not exist or can not run this on {}", named->second, to_string(rank.device()));
+  fail<UnsupportedError>(op, "no kernel on {} for these arguments", to_string(rank.device()));
+}
+
+}  // namespace quire

@@ -1,0 +1,163 @@
+#include "runtime/tape.h"
+
+#include <algorithm>
+
+#include "ops/kernels.h"
+
+namespace quire {
+
+int Node::save(Tensor tensor, For purpose) {
+  saved_.push_back({std::move(tensor), static_cast<uint8_t>(purpose)});
+  return static_cast<int>(saved_.size()) - 1;
+}
+
+const Tensor& Node::saved(int index) const {
+  const Saved& entry = saved_.at(static_cast<size_t>(index));
+  if (entry.uses == 0) fail<StateError>(name(), "saved tensor {} was dropped already", index);
+  return entry.tensor;
+}
+
+void Node::drop(For purpose) {
+  for (Saved& entry : saved_) {
+    entry.uses &= static_cast<uint8_t>(~static_cast<uint8_t>(purpose));
+    if (entry.uses == 0) entry.tensor = Tensor();
+  }
+}
+
+Value Tape::leaf(Tensor tensor) {
+  if (!recording_) return constant(std::move(tensor));
+  slots_.emplace_back();
+  owned_.push_back(false);
+  return {std::move(tensor), static_cast<int>(slots_.size()) - 1};
+}
+
+bool Tape::must_record(std::span<const Value> inputs, bool has_parameters) const {
+  return recording_ && (has_parameters || std::any_of(inputs.begin(), inputs.end(), [](const Value& v) { return v.needs_gradient(); }));
+}
+
+Value Tape::record(std::unique_ptr<Node> node, std::span<const Value> inputs, Tensor output) {
+  if (consumed_) fail<StateError>("tape", "an operation after backward; a tape serves one forward and one backward pass");
+  Value value = leaf(std::move(output));
+  for (const Value& input : inputs) node->inputs_.push_back(input.slot);
+  node->output_ = value.slot;
+  nodes_.push_back(std::move(node));
+  return value;
+}
+
+void Tape::add_gradient(int slot, Tensor gradient) {
+  if (slot < 0) return;
+  Tensor& sum = slots_[static_cast<size_t>(slot)];
+  char& owned = owned_[static_cast<size_t>(slot)];
+  if (!sum.defined()) {
+    sum = std::move(gradient);
+    owned = false;
+    return;
+  }
+  if (!(sum.shape() == gradient.shape()) || sum.dtype() != gradient.dtype()) fail<ShapeError>("backward", "gradients {} and {} of one value", describe(sum), describe(gradient));
+  if (owned) {
+    accumulate(rank_, gradient, sum);
+    return;
+  }
+  // The first gradient may be shared with another slot (a sum passes its own on), so the sum gets memory of its own.
+  Tensor fresh = Tensor::empty(rank_, sum.shape(), sum.dtype());
+  dispatch(rank_, SumArgs{sum.dtype(), sum.elements(), sum.raw(), gradient.raw(), fresh.raw()});
+  sum = std::move(fresh);
+  owned = true;
+}
+
+void Tape::backward(std::span<const Value> outputs, std::span<const Tensor> gradients, BackwardMode mode) {
+  if (consumed_) fail<StateError>("backward", "called twice on one tape; there are no second derivatives, and a tape is freed as it is consumed");
+  if (!recording_) fail<StateError>("backward", "this tape does not record");
+  if (outputs.size() != gradients.size()) fail<ShapeError>("backward", "{} outputs but {} gradients", outputs.size(), gradients.size());
+  consumed_ = true;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!(outputs[i].tensor.shape() == gradients[i].shape()) || outputs[i].tensor.dtype() != gradients[i].dtype())
+      fail<ShapeError>("backward", "output {} with gradient {}", describe(outputs[i].tensor), describe(gradients[i]));
+    add_gradient(outputs[i].slot, gradients[i]);
+  }
+  while (!nodes_.empty()) {
+    std::unique_ptr<Node> node = std::move(nodes_.back());
+    nodes_.pop_back();
+    Tensor grad = std::move(slots_[static_cast<size_t>(node->output_)]);
+    slots_[static_cast<size_t>(node->output_)] = Tensor();
+    if (!grad.defined()) continue;  // nothing depends on this output
+    node->input_gradient(*this, grad);
+    node->drop(For::input_gradient);
+    if (!node->has_weight_gradient()) continue;
+    if (mode == BackwardMode::input_only) {
+      deferred_.push_back({std::move(node), std::move(grad)});
+    } else {
+      node->weight_gradient(*this, grad);
+    }
+  }
+}
+
+void Tape::backward_weights() {
+  if (!consumed_) fail<StateError>("backward_weights", "called before backward");
+  for (Deferred& deferred : deferred_) {
+    deferred.node->weight_gradient(*this, deferred.grad);
+    deferred = {};
+  }
+  deferred_.clear();
+}
+
+Tensor Tape::take_gradient(const Value& leaf) {
+  if (leaf.slot < 0) fail<StateError>("tape", "this value needs no gradient");
+  return std::exchange(slots_[static_cast<size_t>(leaf.slot)], Tensor());
+}
+
+int64_t Tape::saved_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& node : nodes_)
+    for (const auto& entry : node->saved_)
+      if (entry.tensor.defined()) bytes += entry.tensor.bytes();
+  for (const Deferred& deferred : deferred_) {
+    for (const auto& entry : deferred.node->saved_)
+      if (entry.tensor.defined()) bytes += entry.tensor.bytes();
+    bytes += deferred.grad.bytes();
+  }
+  return bytes;
+}
+
+void accumulate(Rank& rank, const Tensor& from, const Tensor& into) {
+  dispatch(rank, AddArgs{into.dtype(), into.elements(), from.raw(), into.raw()});
+}
+
+namespace {
+
+/// Runs its body again in backward, on a tape of its own that lives until the weight gradients are done.
+class RecomputeNode final : public Node {
+ public:
+  RecomputeNode(const Tensor& input, std::function<Value(Tape&, const Value&)> body) : body_(std::move(body)), input_(save(input, For::input_gradient)) {}
+  std::string_view name() const override { return "recompute"; }
+
+  void input_gradient(Tape& tape, const Tensor& grad) override {
+    inner_ = std::make_unique<Tape>(tape.rank());
+    inner_->set_parameter_hook(tape.parameter_hook());
+    const Value input = needs(0) ? inner_->leaf(saved(input_)) : inner_->constant(saved(input_));
+    const Value output = body_(*inner_, input);
+    inner_->backward(std::span(&output, 1), std::span(&grad, 1), BackwardMode::input_only);
+    if (needs(0)) tape.add_gradient(this->input(0), inner_->take_gradient(input));
+  }
+  bool has_weight_gradient() const override { return true; }
+  void weight_gradient(Tape&, const Tensor&) override {
+    inner_->backward_weights();
+    inner_.reset();
+  }
+
+ private:
+  std::function<Value(Tape&, const Value&)> body_;
+  int input_;
+  std::unique_ptr<Tape> inner_;
+};
+
+}  // namespace
+
+Value recompute(Tape& tape, const Value& input, std::function<Value(Tape&, const Value&)> body) {
+  Tape forward(tape.rank(), false);
+  const Value output = body(forward, forward.constant(input.tensor));
+  if (!tape.must_record(std::span(&input, 1), true)) return tape.constant(output.tensor);
+  return tape.record(std::make_unique<RecomputeNode>(input.tensor, std::move(body)), std::span(&input, 1), output.tensor);
+}
+
+}  // namespace quire

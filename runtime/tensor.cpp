@@ -1,0 +1,189 @@
+#include "runtime/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace quire {
+
+Shape::Shape(std::initializer_list<int64_t> sizes) : Shape(std::span<const int64_t>(sizes.begin(), sizes.size())) {}
+
+Shape::Shape(std::span<const int64_t> sizes) {
+  for (int64_t size : sizes) push_back(size);
+}
+
+void Shape::push_back(int64_t size) {
+  if (dims_ == static_cast<int>(sizes_.size())) fail<ShapeError>("shape", "more than {} dimensions", sizes_.size());
+  if (size < 0) fail<ShapeError>("shape", "size {} is negative", size);
+  sizes_[static_cast<size_t>(dims_++)] = size;
+}
+
+int64_t Shape::elements() const {
+  int64_t count = 1;
+  for (int64_t size : *this) count *= size;
+  return count;
+}
+
+bool Shape::operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+
+std::string to_string(const Shape& shape) {
+  std::string text = "(";
+  for (int i = 0; i < shape.dims(); ++i) text += fmt::format("{}{}", i > 0 ? "," : "", shape[i]);
+  return text + ")";
+}
+
+Storage::Storage(std::shared_ptr<Allocator> allocator, int64_t bytes, Category category, Device device)
+    : allocator_(std::move(allocator)), data_(static_cast<char*>(allocator_->allocate(bytes, category))), bytes_(bytes), device_(device) {}
+
+Storage::~Storage() { allocator_->release(data_); }
+
+namespace {
+
+Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  int64_t stride = 1;
+  for (int i = shape.dims() - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return strides;
+}
+
+}  // namespace
+
+Tensor Tensor::empty(Rank& rank, const Shape& shape, DType dtype, Category category) {
+  Tensor tensor;
+  tensor.storage_ = std::make_shared<Storage>(rank.shared_allocator(), shape.elements() * size_of(dtype), category, rank.device());
+  tensor.shape_ = shape;
+  tensor.strides_ = contiguous_strides(shape);
+  tensor.dtype_ = dtype;
+  return tensor;
+}
+
+Tensor Tensor::zeros(Rank& rank, const Shape& shape, DType dtype, Category category) {
+  Tensor tensor = empty(rank, shape, dtype, category);
+  fill_zero(rank, tensor);
+  return tensor;
+}
+
+template <class T>
+Tensor Tensor::from(Rank& rank, const Shape& shape, std::span<const T> values, Category category) {
+  if (static_cast<int64_t>(values.size()) != shape.elements())
+    fail<ShapeError>("tensor", "{} values for shape {}", values.size(), to_string(shape));
+  Tensor tensor = empty(rank, shape, dtype_of<T>::value, category);
+  if (rank.computes() && !values.empty()) std::memcpy(tensor.raw(), values.data(), values.size_bytes());
+  return tensor;
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  if (dtype_ != dtype_of<T>::value) wrong_type(dtype_of<T>::value);
+  if (storage_->device().kind == DeviceKind::null) fail<StateError>("tensor", "the null device holds no values");
+  std::vector<T> values(static_cast<size_t>(elements()));
+  const int64_t columns = shape_.dims() == 0 ? 1 : shape_.back();
+  std::array<int64_t, 6> index{};
+  for (size_t at = 0; at < values.size(); at += static_cast<size_t>(columns)) {
+    int64_t offset = 0;
+    for (int d = 0; d + 1 < shape_.dims(); ++d) offset += index[static_cast<size_t>(d)] * strides_[d];
+    std::memcpy(values.data() + at, static_cast<const T*>(raw()) + offset, static_cast<size_t>(columns) * sizeof(T));
+    for (int d = shape_.dims() - 2; d >= 0 && ++index[static_cast<size_t>(d)] == shape_[d]; --d) index[static_cast<size_t>(d)] = 0;
+  }
+  return values;
+}
+
+#define QUIRE_INSTANTIATE(T)                                                                 \
+  template Tensor Tensor::from<T>(Rank&, const Shape&, std::span<const T>, Category);        \
+  template std::vector<T> Tensor::to_vector<T>() const;
+QUIRE_INSTANTIATE(double)
+QUIRE_INSTANTIATE(float)
+QUIRE_INSTANTIATE(bf16)
+QUIRE_INSTANTIATE(int32_t)
+QUIRE_INSTANTIATE(int64_t)
+#undef QUIRE_INSTANTIATE
+
+bool Tensor::is_contiguous() const {
+  int64_t stride = 1;
+  for (int i = shape_.dims() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && strides_[i] != stride) return false;
+    stride *= shape_[i];
+  }
+  return true;
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  if (shape.elements() != elements()) fail<ShapeError>("reshape", "{} to {}: {} and {} elements", to_string(shape_), to_string(shape), elements(), shape.elements());
+  if (!is_contiguous()) fail<ShapeError>("reshape", "{} is not contiguous; use contiguous() first", describe(*this));
+  Tensor view = *this;
+  view.shape_ = shape;
+  view.strides_ = contiguous_strides(shape);
+  return view;
+}
+
+Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
+  if (dim < 0 || dim >= shape_.dims() || begin < 0 || begin > end || end > shape_[dim])
+    fail<ShapeError>("slice", "[{}, {}) of dimension {} of {}", begin, end, dim, describe(*this));
+  Tensor view = *this;
+  view.offset_ += begin * strides_[dim];
+  view.shape_[dim] = end - begin;
+  return view;
+}
+
+void Tensor::wrong_type(DType asked) const { fail<DTypeError>("tensor", "{} read as {}", describe(*this), name_of(asked)); }
+
+std::string describe(const Tensor& tensor) {
+  return tensor.defined() ? fmt::format("{} {}", to_string(tensor.shape()), name_of(tensor.dtype())) : "undefined";
+}
+
+namespace {
+
+constexpr int64_t copy_chunk = int64_t{1} << 18;  ///< bytes
+
+}  // namespace
+
+void copy(Rank& rank, const Tensor& from, const Tensor& to) {
+  if (!(from.shape() == to.shape()) || from.dtype() != to.dtype()) fail<ShapeError>("copy", "{} to {}", describe(from), describe(to));
+  if (!rank.computes() || from.elements() == 0) return;
+  if (from.is_contiguous() && to.is_contiguous()) {
+    const int64_t bytes = from.bytes();
+    rank.pool().parallel_for(chunks_of(bytes, copy_chunk), [&](int64_t chunk, int) {
+      const int64_t begin = chunk * copy_chunk, count = std::min(copy_chunk, bytes - begin);
+      std::memcpy(static_cast<char*>(to.raw()) + begin, static_cast<const char*>(from.raw()) + begin, static_cast<size_t>(count));
+    });
+    return;
+  }
+  if (from.shape().dims() > 1 ) {
+    for (int64_t i = 0; i < from.size(0); ++i) {
+      const auto row = [i](const Tensor& t) {
+        Tensor part = t.slice(0, i, i + 1);
+        return part.drop_first();
+      };
+      copy(rank, row(from), row(to));
+    }
+  }
+}
+
+Tensor contiguous(Rank& rank, const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  Tensor result = Tensor::empty(rank, tensor.shape(), tensor.dtype());
+  copy(rank, tensor, result);
+  return result;
+}
+
+Tensor Tensor::drop_first() const {
+  if (shape_.dims() == 0 || shape_[0] != 1) fail<ShapeError>("drop_first", "the first dimension of {} is not 1", describe(*this));
+  Tensor view = *this;
+  view.shape_ = Shape(std::span(shape_.begin() + 1, shape_.end()));
+  view.strides_ = Shape(std::span(strides_.begin() + 1, strides_.end()));
+  return view;
+}
+
+void fill_zero(Rank& rank, const Tensor& tensor) {
+  if (!tensor.is_contiguous()) fail<ShapeError>("fill_zero", "{} is not contiguous", describe(tensor));
+  if (!rank.computes()) return;
+  const int64_t bytes = tensor.bytes();
+  rank.pool().parallel_for(chunks_of(bytes, copy_chunk), [&](int64_t chunk, int) {
+    const int64_t begin = chunk * copy_chunk;
+    std::memset(static_cast<char*>(tensor.raw()) + begin, 0, static_cast<size_t>(std::min(copy_chunk, bytes - begin)));
+  });
+}
+
+}  // namespace quire
