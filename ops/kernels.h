@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/add.h"
 #include "runtime/dispatch.h"
 #include "runtime/documents.h"
 #include "runtime/dtype.h"
@@ -177,22 +178,6 @@ struct CrossEntropyBackwardArgs {
   void* dlogits;
 };
 
-/// into[i] += from[i] (both T).
-struct AddArgs {
-  static constexpr const char* op = "add";
-  DType type;
-  int64_t count;
-  const void* from;
-  void* into;
-};
-/// into[i] = a[i] + b[i] (all T).
-struct SumArgs {
-  static constexpr const char* op = "sum";
-  DType type;
-  int64_t count;
-  const void* a; const void* b;
-  void* into;
-};
 /// Converts between f64, f32 and bf16 (round to nearest even).
 struct CastArgs {
   static constexpr const char* op = "cast";

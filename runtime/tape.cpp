@@ -1,8 +1,10 @@
 #include "runtime/tape.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "ops/kernels.h"
+#include "runtime/add.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 
