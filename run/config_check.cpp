@@ -1,0 +1,166 @@
+// What a configuration must satisfy: each key by itself, then keys together.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "run/config_schema.h"
+#include "runtime/error.h"
+
+namespace quire {
+namespace {
+
+std::string place_of(const ConfigPlaces& places, std::string_view key, const std::string& name) {
+  const auto found = places.find(key);
+  return found == places.end() ? name : found->second;
+}
+
+bool in_range(const ConfigKey& key, double value) {
+  return std::isfinite(value) && (key.above_least ? value > key.least : value >= key.least) && (key.below_most ? value < key.most : value <= key.most);
+}
+
+bool slot_in_range(const ConfigKey& key, const ConfigSlot& slot) {
+  if (const auto* integer = std::get_if<int64_t*>(&slot)) return in_range(key, static_cast<double>(**integer));
+  if (const auto* number = std::get_if<double*>(&slot)) return in_range(key, **number);
+  if (const auto* list = std::get_if<std::vector<int64_t>*>(&slot)) {
+    for (const int64_t value : **list)
+      if (!in_range(key, static_cast<double>(value))) return false;
+  }
+  if (const auto* list = std::get_if<std::vector<double>*>(&slot)) {
+    for (const double value : **list)
+      if (!in_range(key, value)) return false;
+    return (*list)->size() == 2;
+  }
+  return true;
+}
+
+void check_choice(const ConfigKey& key, const std::string& value, const std::string& place) {
+  for (const std::string& choice : key.later_choices)
+    if (value == choice) fail<ConfigError>(place, "{} is {}: {}; allowed: {}", key.full_name(), toml_text(value), key.later, key.allowed());
+  if (key.choices.empty() || std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end()) return;
+  const std::string near = nearest(value, key.choices);
+  fail<ConfigError>(place, "{} is {}; allowed: {}{}", key.full_name(), toml_text(value), key.allowed(),
+                    near.empty() ? "" : fmt::format("; did you mean {}?", near));
+}
+
+/// The batch in Quire's keys, whichever form was given; refuses forms that disagree.
+void resolve_batch(Config& config, const ConfigPlaces& places, const std::string& name) {
+  Config::Train& train = config.train;
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  if (train.batch_size > 0 && train.microbatch_size > 0 && train.batch_size != train.microbatch_size)
+    fail<ConfigError>(place("train.batch_size"), "train.batch_size is {} but train.microbatch_size is {}; allowed: one of the two, or both equal",
+                      train.batch_size, train.microbatch_size);
+  const bool other_form = train.batch_size > 0 || train.grad_accum_steps > 0;
+  if (train.batch_size > 0) train.microbatch_size = train.batch_size;
+  const int64_t count = train.grad_accum_steps;
+  if (train.global_batch_size == 0) {
+    if (count > 0 && train.microbatch_size == 0)
+      fail<ConfigError>(place("train.grad_accum_steps"), "train.grad_accum_steps is {} without rows per microbatch; allowed: with train.batch_size "
+                        "(or train.microbatch_size) or train.global_batch_size", count);
+    train.global_batch_size = other_form ? train.microbatch_size * std::max<int64_t>(count, 1) : 8;
+  }
+  if (count > 0 && train.microbatch_size == 0) {
+    if (train.global_batch_size % count != 0)
+      fail<ConfigError>(place("train.grad_accum_steps"), "train.grad_accum_steps is {}; allowed: a divisor of train.global_batch_size = {}", count,
+                        train.global_batch_size);
+    train.microbatch_size = train.global_batch_size / count;
+  }
+  if (train.microbatch_size == 0) train.microbatch_size = train.global_batch_size;
+  if (count > 0 && train.microbatch_size * count != train.global_batch_size)
+    fail<ConfigError>(place("train.global_batch_size"), "train.global_batch_size is {} but {} rows in each of train.grad_accum_steps = {} microbatches "
+                      "make {}; allowed: {}, or leave one of the three out", train.global_batch_size, train.microbatch_size, count,
+                      train.microbatch_size * count, train.microbatch_size * count);
+  if (train.global_batch_size % train.microbatch_size != 0)
+    fail<ConfigError>(place(train.batch_size > 0 ? "train.batch_size" : "train.microbatch_size"), "train.{} is {}; allowed: a divisor of "
+                      "train.global_batch_size = {}", train.batch_size > 0 ? "batch_size" : "microbatch_size", train.microbatch_size,
+                      train.global_batch_size);
+  train.batch_size = train.grad_accum_steps = 0;
+}
+
+void check_schedule(const Config& config, const ConfigPlaces& places, const std::string& name) {
+  const Config::Scheduler& s = config.scheduler;
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  if (s.stable_steps > 0 && s.name != "wsd")
+    fail<ConfigError>(place("scheduler.stable_steps"), "scheduler.stable_steps is {} but scheduler.name is {}; allowed: 0, or scheduler.name = \"wsd\"",
+                      s.stable_steps, toml_text(s.name));
+  if (s.decay_steps > 0 && s.name == "constant")
+    fail<ConfigError>(place("scheduler.decay_steps"), "scheduler.decay_steps is {} but scheduler.name is \"constant\"; allowed: 0, or another "
+                      "scheduler.name", s.decay_steps);
+}
+
+void check_data(const Config& config, const ConfigPlaces& places, const std::string& name) {
+  const Config::Data& data = config.data;
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  if (data.eval_fraction > 0 && !data.eval_path.empty())
+    fail<ConfigError>(place("data.eval_fraction"), "data.eval_fraction is {} and data.eval_path is {}; allowed: one of the two", data.eval_fraction,
+                      toml_text(data.eval_path));
+  if (data.strategy == "concat" && data.overflow != "split")
+    fail<ConfigError>(place("data.overflow"), "data.overflow is {} but data.strategy is \"concat\", which cuts documents at the ends of rows; allowed: "
+                      "\"split\", or data.strategy = \"bfd\"", toml_text(data.overflow));
+  if (data.eval_fraction == 0 && data.eval_path.empty() && (config.eval.interval > 0 || config.eval.steps > 0)) {
+    const char* key = config.eval.interval > 0 ? "eval.interval" : "eval.steps";
+    fail<ConfigError>(place(key), "{} is {} but no document is held out; allowed: 0, or data.eval_fraction or data.eval_path given", key,
+                      config.eval.interval > 0 ? config.eval.interval : config.eval.steps);
+  }
+}
+
+void resolve_model(Config& config, const ConfigPlaces& places, const std::string& name) {
+  ModelConfig& model = config.model;
+  if (model.max_seq_len < config.train.seq_len) {
+    if (places.contains("model.max_seq_len") || (places.empty() && model.max_seq_len != ModelConfig{}.max_seq_len))
+      fail<ConfigError>(place_of(places, "model.max_seq_len", name), "model.max_seq_len is {}; allowed: train.seq_len = {} or more", model.max_seq_len,
+                        config.train.seq_len);
+    model.max_seq_len = config.train.seq_len;
+  }
+  try {
+    model = model.resolved();
+  } catch (const ConfigError& error) {  // the model knows no file: say where the key that it names was set
+    std::string text = error.what();
+    const size_t end = text.find("] ");
+    text = end == std::string::npos ? text : text.substr(end + 2);
+    fail<ConfigError>(place_of(places, text.substr(0, text.find(' ')), name), "{}", text);
+  }
+}
+
+}  // namespace
+
+void check_key(const ConfigKey& key, Config& config, const ConfigPlaces& places, const std::string& name) {
+  const ConfigSlot slot = key.slot(config);
+  const std::string place = place_of(places, key.full_name(), name);
+  if (!slot_in_range(key, slot)) fail<ConfigError>(place, "{} is {}; allowed: {}", key.full_name(), value_text(slot), key.allowed());
+  if (const auto* text = std::get_if<std::string*>(&slot)) {
+    if ((*text)->find('\0') != std::string::npos) fail<ConfigError>(place, "{} is {}; allowed: a text without zero bytes", key.full_name(), toml_text(**text));
+    check_choice(key, **text, place);
+  }
+  if (!key.later.empty() && key.later_choices.empty()) {
+    Config defaults;
+    if (const std::string only = value_text(key.slot(defaults)); value_text(slot) != only)
+      fail<ConfigError>(place, "{} is {}: {}; allowed: {}", key.full_name(), value_text(slot), key.later, only);
+  }
+}
+
+void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name) {
+  if (config.distributed.dp_shard == -1) config.distributed.dp_shard = 1;  // all ranks that are left: there is one
+  for (const ConfigKey& key : config_schema()) check_key(key, config, places, name);
+  for (const std::string& kernel : config.run.kernels)
+    if (const size_t at = kernel.find('='); at == std::string::npos || at == 0 || at + 1 == kernel.size())
+      fail<ConfigError>(place_of(places, "run.kernels", name), "run.kernels holds {}; allowed: \"op=kernel\"", toml_text(kernel));
+  resolve_batch(config, places, name);
+  resolve_model(config, places, name);
+  check_schedule(config, places, name);
+  check_data(config, places, name);
+  for (const ConfigKey& key : config_schema()) {
+    const ConfigSlot slot = key.slot(config);
+    if (!key.is_path) continue;
+    std::string& path = *std::get<std::string*>(slot);
+    if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
+  }
+}
+
+Config resolved(Config config) {
+  resolve_config(config, {}, "config");
+  return config;
+}
+
+}  // namespace quire
