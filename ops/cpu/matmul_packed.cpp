@@ -1,0 +1,185 @@
+// Cuts a matrix product into chunks for the rank's threads. Chunks follow from the shape and the instruction set; bits depend on neither.
+#include <algorithm>
+
+#include "ops/cpu/matmul.h"
+#include "ops/kernels.h"
+
+namespace quire {
+namespace {
+
+/// Steps of k and columns of B that are packed at once: 8 MiB of f32, which stay in the last level cache.
+constexpr int64_t slab_depth = 2048, slab_columns = 1024;
+/// Rows of A that stay in the second level cache while they meet the panels of B, and most columns of one chunk.
+constexpr int64_t block_rows = 96, block_columns = 512;
+/// Chunks wanted for up to 64 threads, where the matrix is large enough.
+constexpr int64_t wanted_chunks = 128;
+
+constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+/// Rows and columns of one chunk of C.
+struct ChunkShape {
+  int64_t rows, columns;
+};
+
+/// One call of the kernel: its arguments, the parts for its type, and how it is cut.
+struct Product {
+  const MatmulArgs& args;
+  const MatmulTiles tiles;
+  int64_t depth;           ///< steps of one block of k, from k alone
+  int64_t storage_bytes, accumulator_bytes;
+  bool read_in_place;      ///< A is of the accumulator type with rows contiguous in k
+  bool rounds;             ///< C is bf16: sums are kept in f32 elsewhere
+
+  const char* a(int64_t row, int64_t step) const {
+    return static_cast<const char*>(args.a) + (row * args.a_row + step * args.a_col) * storage_bytes;
+  }
+  const char* b(int64_t step, int64_t column) const {
+    return static_cast<const char*>(args.b) + (step * args.b_row + column * args.b_col) * storage_bytes;
+  }
+  char* c(int64_t row, int64_t column, int64_t element_bytes) const {
+    return static_cast<char*>(args.c) + (row * args.c_row + column) * element_bytes;
+  }
+};
+
+/// A part of the k and n axes that is packed at once, and where its sums go.
+struct Slab {
+  int64_t first_step, last_step, first_column, last_column;
+  const char* panels;  ///< packed B, or null where each chunk packs its own (all rows in one chunk)
+  float* sums;         ///< [m, columns of the slab] of f32 where C is rounded and k takes several slabs, else null
+  int64_t steps() const { return last_step - first_step; }
+  int64_t columns() const { return last_column - first_column; }
+};
+
+/// Scratch of one thread.
+struct Scratch {
+  char* rows;
+  char* panel;
+  float* sums;
+};
+
+int64_t block_depth(int64_t k) {
+  const int64_t blocks = std::max<int64_t>(1, chunks_of(k, matmul_depth));
+  return std::min(matmul_depth, round_up(chunks_of(k, blocks), 16));
+}
+
+ChunkShape chunk_shape(const Product& product, int64_t columns) {
+  const int64_t tile_rows = product.tiles.tile_rows, panel = product.tiles.panel_columns;
+  ChunkShape shape{round_up(block_rows, tile_rows), round_up(block_columns, panel)};
+  const auto chunks = [&] { return chunks_of(product.args.m, shape.rows) * chunks_of(columns, shape.columns); };
+  // Copying rows of A again for each chunk of columns must stay small beside the products.
+  const int64_t least_columns = product.read_in_place ? 2 * panel : std::max<int64_t>(2 * panel, 64);
+  if (product.args.m <= shape.rows) {
+    while (chunks() < wanted_chunks && shape.columns / 2 >= least_columns) shape.columns = round_up(shape.columns / 2, panel);
+    return shape;
+  }
+  while (chunks() < wanted_chunks && shape.columns / 2 >= 128) shape.columns = round_up(shape.columns / 2, panel);
+  while (chunks() < wanted_chunks && shape.rows / 2 >= 4 * tile_rows) shape.rows = round_up(shape.rows / 2, tile_rows);
+  return shape;
+}
+
+/// Where the packed panel of B for a block of k and some columns lies in the slab, in bytes.
+int64_t panel_offset(const Product& product, const Slab& slab, int64_t step, int64_t depth, int64_t column) {
+  const int64_t panel = product.tiles.panel_columns;
+  return ((step - slab.first_step) * round_up(slab.columns(), panel) + (column - slab.first_column) * depth) * product.accumulator_bytes;
+}
+
+void pack_slab(Rank& rank, const Product& product, const Slab& slab, char* panels) {
+  const int64_t panel = product.tiles.panel_columns;
+  const int64_t across = chunks_of(slab.columns(), panel);
+  rank.pool().parallel_for(across * chunks_of(slab.steps(), product.depth), [&](int64_t chunk, int) {
+    const int64_t step = slab.first_step + chunk / across * product.depth, column = slab.first_column + chunk % across * panel;
+    const int64_t depth = std::min(product.depth, slab.last_step - step);
+    product.tiles.pack_b(product.b(step, column), product.args.b_row, product.args.b_col, depth, std::min(panel, slab.last_column - column),
+                         panels + panel_offset(product, slab, step, depth, column));
+  });
+}
+
+/// One chunk of C: rows [row, row_end), columns [column, column_end) over the slab's steps of k.
+void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scratch, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
+  const MatmulArgs& args = product.args;
+  const MatmulTiles& tiles = product.tiles;
+  const int64_t rows = row_end - row;
+  char* sums = product.c(row, column, product.accumulator_bytes);
+  int64_t sums_row = args.c_row;
+  if (product.rounds) {
+    sums_row = slab.sums ? slab.columns() : round_up(column_end - column, tiles.panel_columns);
+    sums = reinterpret_cast<char*>(slab.sums ? slab.sums + row * sums_row + column - slab.first_column : scratch.sums);
+  }
+  for (int64_t step = slab.first_step; step < slab.last_step; step += product.depth) {
+    const int64_t depth = std::min(product.depth, slab.last_step - step);
+    const bool add = step > 0 || (args.accumulate && !product.rounds);
+    const MatmulRows a = product.read_in_place
+        ? MatmulRows{product.a(row, step), tiles.tile_rows * args.a_row, args.a_row, 1}
+        : tiles.pack_a(product.a(row, step), args.a_row, args.a_col, rows, args.m - row, depth, scratch.rows);
+    for (int64_t j = column; j < column_end; j += tiles.panel_columns) {
+      const int64_t columns = std::min(tiles.panel_columns, column_end - j);
+      const char* panel = scratch.panel;
+      if (slab.panels) panel = slab.panels + panel_offset(product, slab, step, depth, j);
+      else tiles.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
+      tiles.multiply(a, panel, depth, rows, columns, sums + (j - column) * product.accumulator_bytes, sums_row, add);
+    }
+  }
+  if (product.rounds && slab.last_step == args.k)
+    tiles.round(reinterpret_cast<const float*>(sums), sums_row, rows, column_end - column, product.c(row, column, 2), args.c_row, args.accumulate);
+}
+
+void multiply_slab(Rank& rank, const Product& product, const Slab& slab, const ChunkShape& shape, const std::vector<Scratch>& scratch) {
+  const int64_t across = chunks_of(slab.columns(), shape.columns);
+  rank.pool().parallel_for(chunks_of(product.args.m, shape.rows) * across, [&](int64_t chunk, int thread) {
+    const int64_t row = chunk / across * shape.rows, column = slab.first_column + chunk % across * shape.columns;
+    multiply_chunk(product, slab, scratch[static_cast<size_t>(thread)], row, std::min(product.args.m, row + shape.rows), column,
+                   std::min(slab.last_column, column + shape.columns));
+  });
+}
+
+void clear(const MatmulArgs& args) {
+  const int64_t bytes = size_of(args.c_type);
+  for (int64_t i = 0; i < args.m; ++i)
+    std::fill_n(static_cast<char*>(args.c) + i * args.c_row * bytes, args.n * bytes, char{0});
+}
+
+}  // namespace
+
+bool matmul_can_run(const MatmulArgs& args) {
+  const bool types = args.type == DType::bf16 ? args.c_type == DType::bf16 || args.c_type == DType::f32
+                                              : (args.type == DType::f32 || args.type == DType::f64) && args.c_type == args.type;
+  return types && args.m >= 0 && args.n >= 0 && args.k >= 0;
+}
+
+void matmul_packed(Rank& rank, const MatmulArgs& args) {
+  rank.work().flops += 2 * args.m * args.n * args.k;
+  if (args.m == 0 || args.n == 0) return;
+  if (args.k == 0) return args.accumulate ? void() : clear(args);
+
+  const int64_t accumulator_bytes = size_of(accumulator_of(args.type));
+  const Product product{args, matmul_tiles(rank, args.type), block_depth(args.k), size_of(args.type), accumulator_bytes,
+                        args.type != DType::bf16 && args.a_col == 1, args.c_type == DType::bf16};
+  const int64_t panel = product.tiles.panel_columns;
+  const int64_t steps = slab_depth / product.depth * product.depth, columns = round_up(std::min(args.n, slab_columns), panel);
+  const ChunkShape shape = chunk_shape(product, std::min(args.n, columns));
+  const bool one_row_of_chunks = args.m <= shape.rows;
+
+  Workspace workspace(rank.stack());
+  char* panels = one_row_of_chunks ? nullptr : workspace.take<char>(std::min(round_up(args.k, 16), steps) * columns * accumulator_bytes);
+  float* sums = product.rounds && args.k > steps ? workspace.take<float>(args.m * columns) : nullptr;
+  std::vector<Scratch> scratch(static_cast<size_t>(rank.pool().threads()));
+  for (Scratch& each : scratch) {
+    each.rows = product.read_in_place ? nullptr : workspace.take<char>(packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes);
+    each.panel = one_row_of_chunks ? workspace.take<char>(matmul_depth * panel * accumulator_bytes) : nullptr;
+    each.sums = product.rounds && !sums ? workspace.take<float>(shape.rows * shape.columns) : nullptr;
+  }
+  for (int64_t column = 0; column < args.n; column += columns)
+    for (int64_t step = 0; step < args.k; step += steps) {
+      const Slab slab{step, std::min(args.k, step + steps), column, std::min(args.n, column + columns), panels, sums};
+      if (panels) pack_slab(rank, product, slab, panels);
+      multiply_slab(rank, product, slab, shape, scratch);
+    }
+}
+
+template <>
+KernelList<MatmulArgs> cpu_kernels<MatmulArgs>() {
+  static constexpr Kernel<MatmulArgs> list[] = {{"packed", matmul_can_run, matmul_packed}, {"reference", matmul_can_run, matmul_reference}};
+  return list;
+}
+
+}  // namespace quire
