@@ -1,0 +1,323 @@
+// The matrix product's CPU kernels on raw memory: accuracy, bits that depend on a row alone, memory that must stay untouched.
+#include <cstring>
+#include <functional>
+
+#include "check.h"
+#include "ops/cpu/instruction_set.h"
+#include "ops/kernels.h"
+
+using namespace quire;
+using namespace quire::test;
+
+namespace {
+
+using Run = std::function<void(Rank&, const MatmulArgs&)>;
+
+Run kernel_named(std::string_view name) {
+  for (const Kernel<MatmulArgs>& kernel : cpu_kernels<MatmulArgs>())
+    if (kernel.name == name) return [&kernel](Rank& rank, const MatmulArgs& args) {
+      BOOST_REQUIRE(kernel.can_run(args));
+      kernel.run(rank, args);
+    };
+  BOOST_FAIL("no kernel of this name");
+  return {};
+}
+
+RankOptions options(const std::string& instruction_set, int threads = 1) {
+  RankOptions result;
+  result.threads = threads;
+  result.poison = true;
+  result.instruction_set = instruction_set;
+  return result;
+}
+
+struct Form {
+  const char* name;
+  bool a_transposed, b_transposed;
+};
+constexpr Form forms[] = {{"nn", false, false}, {"nt", false, true}, {"tn", true, false}, {"tt", true, true}};
+
+double value_of(double x) { return x; }
+double value_of(float x) { return x; }
+double value_of(bf16 x) { return static_cast<float>(x); }
+template <class T> T not_a_number() { return T(std::numeric_limits<float>::quiet_NaN()); }
+
+/// Random operands in memory whose gaps and margins are NaN, and C inside a border that must stay as it is.
+template <class T, class C>
+struct Operands {
+  static constexpr int64_t margin = 37, gap = 5;
+  int64_t m, n, k;
+  Form form;
+  std::vector<T> a, b;
+  std::vector<C> c, c_before;
+  MatmulArgs args;
+
+  Operands(std::mt19937_64& random, int64_t m_, int64_t n_, int64_t k_, Form form_, bool accumulate) : m(m_), n(n_), k(k_), form(form_) {
+    std::normal_distribution<float> normal;
+    const auto fill = [&](auto& x, int64_t rows, int64_t columns, bool at_end) {
+      using E = typename std::decay_t<decltype(x)>::value_type;
+      x.assign(static_cast<size_t>(rows * (columns + gap) + (at_end ? 0 : margin)), not_a_number<E>());
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) x[static_cast<size_t>(i * (columns + gap) + j)] = E(normal(random));
+    };
+    fill(a, form.a_transposed ? k : m, form.a_transposed ? m : k, true);
+    fill(b, form.b_transposed ? n : k, form.b_transposed ? k : n, true);
+    fill(c, m, n, false);
+    c.insert(c.begin(), static_cast<size_t>(margin), not_a_number<C>());
+    c_before = c;
+    const int64_t a_row = (form.a_transposed ? m : k) + gap, b_row = (form.b_transposed ? k : n) + gap;
+    args = {dtype_of<T>::value, dtype_of<C>::value, m, n, k, a.data(), form.a_transposed ? 1 : a_row, form.a_transposed ? a_row : 1,
+            b.data(), form.b_transposed ? 1 : b_row, form.b_transposed ? b_row : 1, c.data() + margin, n + gap, accumulate};
+  }
+  Operands(const Operands&) = delete;
+
+  double a_at(int64_t i, int64_t p) const { return value_of(a[static_cast<size_t>(i * args.a_row + p * args.a_col)]); }
+  double b_at(int64_t p, int64_t j) const { return value_of(b[static_cast<size_t>(p * args.b_row + j * args.b_col)]); }
+  size_t c_index(int64_t i, int64_t j) const { return static_cast<size_t>(margin + i * (n + gap) + j); }
+
+  void run(const Run& kernel, Rank& rank) {
+    c = c_before;
+    args.c = c.data() + margin;
+    kernel(rank, args);
+  }
+
+  /// The result's rows [first, first + count) as bytes.
+  std::vector<C> rows(int64_t first, int64_t count) const {
+    std::vector<C> result;
+    for (int64_t i = first; i < first + count; ++i)
+      for (int64_t j = 0; j < n; ++j) result.push_back(c[c_index(i, j)]);
+    return result;
+  }
+
+  bool border_untouched() const {
+    std::vector<C> now = c, before = c_before;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) now[c_index(i, j)] = before[c_index(i, j)] = C(0.0f);
+    return now.empty() || std::memcmp(now.data(), before.data(), now.size() * sizeof(C)) == 0;
+  }
+
+  /// The rule of DESIGN section 6: at most twice the error of the plain computation, or 4 units in the last place of the largest magnitude.
+  bool accurate() const {
+    using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    const double last_place = std::is_same_v<C, double> ? 0x1p-52 : std::is_same_v<C, float> ? 0x1p-23 : 0x1p-7;
+    long double error = 0, plain_error = 0, largest = 0;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        const double before = args.accumulate ? value_of(c_before[c_index(i, j)]) : 0;
+        long double exact = 0;
+        A plain = 0;
+        for (int64_t p = 0; p < k; ++p) {
+          exact += static_cast<long double>(a_at(i, p)) * b_at(p, j);
+          plain += static_cast<A>(a_at(i, p)) * static_cast<A>(b_at(p, j));
+        }
+        exact += before;
+        const double got = value_of(c[c_index(i, j)]);
+        if (!std::isfinite(got)) return false;
+        error = std::max(error, std::abs(got - exact));
+        plain_error = std::max(plain_error, std::abs(value_of(C(static_cast<A>(before) + plain)) - exact));
+        largest = std::max(largest, std::abs(exact));
+      }
+    return error <= std::max(2 * plain_error, 4 * last_place * largest);
+  }
+};
+
+/// A size that is 0, 1, near the edges of tiles, panels and blocks, or anything small.
+int64_t random_size(std::mt19937_64& random, std::initializer_list<int64_t> edges, int64_t most) {
+  switch (random() % 8) {
+    case 0: return random() % 3 == 0 ? 0 : 1;
+    case 1: case 2: return 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
+    default: return std::max<int64_t>(1, *(edges.begin() + static_cast<int64_t>(random() % edges.size())) + static_cast<int64_t>(random() % 3) - 1);
+  }
+}
+
+template <class T, class C>
+void check_random_shapes(const std::string& kernel_name, int cases, uint64_t seed) {
+  const Run kernel = kernel_named(kernel_name);
+  std::mt19937_64 random(seed);
+  for (const std::string& set : instruction_sets()) {
+    Rank rank(options(set));
+    for (int i = 0; i < cases; ++i) {
+      const int64_t m = random_size(random, {4, 6, 12, 14, 96, 98, 112}, 130), n = random_size(random, {4, 8, 16, 32, 64, 128}, 140);
+      const int64_t k = random_size(random, {4, 16, 32, 256, 512}, 300);
+      for (const Form& form : forms) {
+        Operands<T, C> operands(random, m, n, k, form, random() % 2 == 0);
+        const int64_t flops = rank.work().flops;
+        operands.run(kernel, rank);
+        BOOST_TEST(operands.accurate(), kernel_name << " " << set << " " << form.name << " m " << m << " n " << n << " k " << k);
+        BOOST_TEST(operands.border_untouched(), kernel_name << " " << set << " " << form.name << " m " << m << " n " << n << " k " << k);
+        BOOST_TEST(rank.work().flops - flops == 2 * m * n * k);
+      }
+    }
+  }
+}
+
+template <class C>
+bool same_bits(const std::vector<C>& x, const std::vector<C>& y) {
+  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(C)) == 0);
+}
+
+/// Whether rows of a product have the bits they have when computed alone or among fewer rows, at another place.
+template <class T, class C>
+bool rows_keep_their_bits(const Run& kernel, Rank& rank, std::mt19937_64& random, int64_t m, int64_t n, int64_t k, Form form, bool accumulate) {
+  Operands<T, C> all(random, m, n, k, form, accumulate);
+  all.run(kernel, rank);
+  for (int trial = 0; trial < 4; ++trial) {
+    const int64_t count = trial == 0 ? 1 : 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(m));
+    const int64_t first = static_cast<int64_t>(random() % static_cast<uint64_t>(m - count + 1));
+    std::vector<C> c;
+    for (int64_t i = first; i < first + count; ++i)
+      for (int64_t j = 0; j < n; ++j) c.push_back(all.c_before[all.c_index(i, j)]);
+    MatmulArgs some = all.args;
+    some.m = count;
+    some.a = all.a.data() + first * all.args.a_row;
+    some.c = c.data();
+    some.c_row = n;
+    kernel(rank, some);
+    if (!same_bits(c, all.rows(first, count))) return false;
+  }
+  return true;
+}
+
+template <class T, class C>
+void check_row_invariance(const Run& kernel, const std::string& set) {
+  std::mt19937_64 random(11);
+  Rank rank(options(set));
+  for (const Form& form : forms)
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{131, 77, 300}, {14, 16, 600}, {250, 33, 40}, {100, 20, 2300}})
+      BOOST_TEST((rows_keep_their_bits<T, C>(kernel, rank, random, m, n, k, form, k == 300)),
+                 set << " " << form.name << " m " << m << " n " << n << " k " << k << " size " << sizeof(T));
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(matmul_kernel)
+
+BOOST_AUTO_TEST_CASE(packed_agrees_with_a_wider_triple_loop) {
+  check_random_shapes<float, float>("packed", 12, 1);
+  check_random_shapes<double, double>("packed", 12, 2);
+  check_random_shapes<bf16, bf16>("packed", 12, 3);
+  check_random_shapes<bf16, float>("packed", 12, 4);
+}
+
+BOOST_AUTO_TEST_CASE(reference_agrees_with_a_wider_triple_loop) {
+  check_random_shapes<float, float>("reference", 4, 5);
+  check_random_shapes<double, double>("reference", 4, 6);
+  check_random_shapes<bf16, bf16>("reference", 4, 7);
+  check_random_shapes<bf16, float>("reference", 4, 8);
+}
+
+// Several slabs of k and of columns, and the f32 sums kept beside a bf16 C.
+BOOST_AUTO_TEST_CASE(large_products_are_accurate) {
+  const Run kernel = kernel_named("packed");
+  std::mt19937_64 random(9);
+  for (const std::string& set : instruction_sets()) {
+    Rank rank(options(set, 2));
+    Operands<bf16, bf16> deep(random, 120, 19, 4500, forms[1], true);
+    deep.run(kernel, rank);
+    BOOST_TEST(deep.accurate());
+    BOOST_TEST(deep.border_untouched());
+    Operands<float, float> wide(random, 130, 1100, 20, forms[0], false);
+    wide.run(kernel, rank);
+    BOOST_TEST(wide.accurate());
+    BOOST_TEST(wide.border_untouched());
+    Operands<float, float> both(random, 113, 1030, 2100, forms[2], true);
+    if (set == instruction_sets().front()) {
+      both.run(kernel, rank);
+      BOOST_TEST(both.accurate());
+      BOOST_TEST(both.border_untouched());
+    }
+  }
+}
+
+// Negative control: a kernel that forgets the last step of k, and one that writes one column too many, must be caught by the checks used above.
+BOOST_AUTO_TEST_CASE(the_checks_catch_wrong_products) {
+  const Run kernel = kernel_named("packed");
+  std::mt19937_64 random(10);
+  Rank rank(options(""));
+  Operands<float, float> operands(random, 20, 30, 40, forms[0], false);
+  operands.run([&](Rank& r, MatmulArgs args) { --args.k; kernel(r, args); }, rank);
+  BOOST_TEST(!operands.accurate());
+  operands.run([&](Rank& r, const MatmulArgs& args) { kernel(r, args); static_cast<float*>(args.c)[args.n] = 0; }, rank);
+  BOOST_TEST(operands.accurate());
+  BOOST_TEST(!operands.border_untouched());
+}
+
+BOOST_AUTO_TEST_CASE(a_row_depends_on_its_own_row_alone) {
+  for (const char* name : {"packed", "reference"})
+    for (const std::string& set : instruction_sets()) {
+      check_row_invariance<float, float>(kernel_named(name), set);
+      check_row_invariance<double, double>(kernel_named(name), set);
+      check_row_invariance<bf16, bf16>(kernel_named(name), set);
+      check_row_invariance<bf16, float>(kernel_named(name), set);
+    }
+}
+
+// Negative control: a product that sums k in two halves when m is odd must be caught.
+BOOST_AUTO_TEST_CASE(the_row_check_catches_a_split_that_depends_on_m) {
+  const Run kernel = kernel_named("packed");
+  const Run split = [&](Rank& rank, const MatmulArgs& args) {
+    if (args.m % 2 == 0) return kernel(rank, args);
+    MatmulArgs low = args, high = args;
+    low.k = args.k / 2;
+    high.k = args.k - low.k;
+    high.a = static_cast<const float*>(args.a) + low.k * args.a_col;
+    high.b = static_cast<const float*>(args.b) + low.k * args.b_row;
+    high.accumulate = true;
+    kernel(rank, low);
+    kernel(rank, high);
+  };
+  std::mt19937_64 random(12);
+  Rank rank(options(""));
+  BOOST_TEST((rows_keep_their_bits<float, float>(kernel, rank, random, 100, 60, 200, forms[0], false)));
+  BOOST_TEST((!rows_keep_their_bits<float, float>(split, rank, random, 100, 60, 200, forms[0], false)));
+}
+
+BOOST_AUTO_TEST_CASE(threads_do_not_change_bits) {
+  for (const char* name : {"packed", "reference"})
+    for (const std::string& set : instruction_sets())
+      for (const Form& form : forms) {
+        std::mt19937_64 random(13);
+        Operands<float, float> operands(random, 210, 150, 300, form, false);
+        Operands<bf16, bf16> small(random, 9, 300, 270, form, true);
+        std::vector<float> first;
+        std::vector<bf16> first_small;
+        for (const int threads : {1, 2, 3}) {
+          Rank rank(options(set, threads));
+          operands.run(kernel_named(name), rank);
+          small.run(kernel_named(name), rank);
+          if (threads == 1) first = operands.c, first_small = small.c;
+          BOOST_TEST(same_bits(first, operands.c), name << " " << set << " " << form.name << " " << threads);
+          BOOST_TEST(same_bits(first_small, small.c), name << " " << set << " " << form.name << " " << threads);
+        }
+      }
+}
+
+BOOST_AUTO_TEST_CASE(no_steps_give_zeros_or_leave_sums) {
+  std::mt19937_64 random(14);
+  for (const char* name : {"packed", "reference"}) {
+    Rank rank(options(""));
+    Operands<bf16, bf16> operands(random, 7, 9, 0, forms[0], false);
+    operands.run(kernel_named(name), rank);
+    for (const bf16 x : operands.rows(0, 7)) BOOST_TEST(x.bits == 0);
+    BOOST_TEST(operands.border_untouched());
+    Operands<float, float> sums(random, 7, 9, 0, forms[0], true);
+    sums.run(kernel_named(name), rank);
+    BOOST_TEST(same_bits(sums.c, sums.c_before));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(kernels_refuse_types_they_do_not_know) {
+  MatmulArgs args{DType::f32, DType::bf16, 1, 1, 1};
+  for (const Kernel<MatmulArgs>& kernel : cpu_kernels<MatmulArgs>()) BOOST_TEST(!kernel.can_run(args));
+  args.type = args.c_type = DType::i32;
+  for (const Kernel<MatmulArgs>& kernel : cpu_kernels<MatmulArgs>()) BOOST_TEST(!kernel.can_run(args));
+}
+
+BOOST_AUTO_TEST_CASE(instruction_sets_are_chosen_per_rank) {
+  BOOST_REQUIRE(!instruction_sets().empty());
+  for (const std::string& set : instruction_sets()) BOOST_TEST(instruction_set(Rank(options(set))) == set);
+  BOOST_TEST(instruction_set(Rank(options(""))) == instruction_sets().front());
+  check_error<ConfigError>([] { instruction_set(Rank(options("avx3"))); }, {"[instruction set]", "avx3", instruction_sets().front()});
+}
+
+BOOST_AUTO_TEST_SUITE_END()
