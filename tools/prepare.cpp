@@ -1,0 +1,115 @@
+// prepare INPUT... --out DIR: text to token shards.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <map>
+
+#include "data/prepare.h"
+#include "runtime/digest.h"
+#include "runtime/error.h"
+
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;
+extern "C" void note_signal(int signal) { stop_signal = signal; }
+
+/// A bar on a terminal, nothing elsewhere.
+class ProgressBar {
+ public:
+  void show(int64_t done, int64_t total) {
+    if (!terminal_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - shown_ < std::chrono::milliseconds(100)) return;
+    shown_ = now;
+    const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    const int filled = static_cast<int>(share * 30);
+    fmt::print(stderr, "\r[{:-<30}] {:3.0f} %  {:.1f} of {:.1f} MB  {:.0f} MB/s  {:.0f} s left \033[K", std::string(static_cast<size_t>(filled), '#'), share * 100,
+               static_cast<double>(done) / 1e6, static_cast<double>(total) / 1e6, static_cast<double>(done) / 1e6 / std::max(seconds, 1e-3),
+               share > 0 ? seconds / share - seconds : 0);
+    drawn_ = true;
+  }
+  ~ProgressBar() {
+    if (drawn_) fmt::print(stderr, "\r\033[K");
+  }
+
+ private:
+  const bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool drawn_ = false;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point shown_{};
+};
+
+void print_skipped(const quire::PrepareSummary& summary, bool all) {
+  if (summary.skipped.empty()) return;
+  std::map<std::string, int64_t> reasons;
+  for (const auto& [path, reason] : summary.skipped) ++reasons[reason.substr(0, reason.find(" ("))];
+  std::string counts;
+  for (const auto& [reason, count] : reasons) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, reason);
+  fmt::print("skipped     {} ({})\n", summary.skipped.size(), counts);
+  const size_t shown = all ? summary.skipped.size() : std::min<size_t>(summary.skipped.size(), 5);
+  for (size_t i = 0; i < shown; ++i) fmt::print("  {}: {}\n", summary.skipped[i].first, summary.skipped[i].second);
+  if (shown < summary.skipped.size()) fmt::print("  and {} more (--list-skipped lists all)\n", summary.skipped.size() - shown);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  quire::PrepareSettings settings;
+  std::string separator;
+  bool list_skipped = false;
+  CLI::App app(
+      "Turns text into token shards with an explicit document index.\n"
+      "A file is one document, or several with --separator; each line of a .jsonl file is a document: {\"text\": ...}, or\n"
+      "{\"prompt\": ..., \"completion\": ...}, where the prompt is read but not learnt. Of folders every file is taken; links and\n"
+      "files that are no text are skipped and reported.");
+  app.add_option("input", settings.inputs, "files and folders")->required();
+  app.add_option("--out", settings.output, "folder of the corpus; must not be there yet")->required();
+  app.add_option("--separator", separator, "the line between documents, such as % in fortunes files");
+  app.add_option("--tokenizer", settings.tokenizer, "byte")->capture_default_str();
+  app.add_flag("--bos", settings.bos, "begin every document with BOS");
+  app.add_flag("--dedup", settings.deduplicate, "leave out documents whose text came before");
+  app.add_option("--exclude", settings.exclude, "shell pattern for names, or paths inside an input folder, to leave out; may be repeated")->allow_extra_args(false);
+  app.add_option("--text-key", settings.text.text_key, "key of the text in JSONL")->capture_default_str();
+  app.add_option("--prompt-key", settings.text.prompt_key, "key of the prompt in JSONL")->capture_default_str();
+  app.add_option("--completion-key", settings.text.completion_key, "key of the completion in JSONL")->capture_default_str();
+  app.add_option("--shard-bytes", settings.shard_bytes, "largest token file")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_flag("--list-skipped", list_skipped, "list every skipped file");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "[prepare] {}; --help lists the options\n", error.what());
+    return 1;
+  }
+  if (app.count("--separator") > 0) settings.text.separator = separator;
+  std::signal(SIGINT, note_signal);
+  std::signal(SIGTERM, note_signal);
+  settings.stop = [] { return stop_signal != 0; };
+
+  try {
+    quire::PrepareSummary summary;
+    {
+      ProgressBar bar;
+      settings.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
+      summary = quire::prepare(settings);
+    }
+    fmt::print("documents   {} in {} files\n", summary.documents, summary.files);
+    fmt::print("tokens      {}\n", summary.tokens);
+    fmt::print("text        {} bytes\n", summary.text_bytes);
+    fmt::print("duplicates  {}{}\n", summary.duplicates, summary.duplicates == 0 ? "" : settings.deduplicate ? " left out" : " kept (--dedup leaves them out)");
+    if (summary.empty > 0) fmt::print("empty       {} left out\n", summary.empty);
+    print_skipped(summary, list_skipped);
+    fmt::print("digest      {}\n", quire::to_hex(summary.digest));
+    fmt::print("written to  {}\n", settings.output);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return stop_signal != 0 ? 128 + static_cast<int>(stop_signal) : 1;
+  }
+}
