@@ -204,6 +204,18 @@ struct OptimizerScalars {
   double bias1, bias2; ///< 1 - beta^t of Adam's own step t
   int64_t skip;        ///< nonzero: change nothing
 };
+/// Fills the scalars of a step. norm[0] = sqrt of the sum of squares[0 .. count) in order; clip = min(1, clip_norm / norm), 1 where clip_norm is 0;
+/// skip where the norm or loss[0] is not finite, else adam_step[0] grows by one and the bias corrections are those of the new step.
+struct OptimizerScalarsArgs {
+  static constexpr const char* op = "optimizer_scalars";
+  int64_t count;
+  const double* squares;
+  const double* loss;
+  double learning_rate, clip_norm, beta1, beta2;
+  int64_t* adam_step;
+  double* norm;
+  OptimizerScalars* scalars;
+};
 /// AdamW (Loshchilov and Hutter, 2019): master and moments of type A, gradient of type A; value (T) is the rounded master where it is another tensor.
 /// master -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * master).
 struct AdamWArgs {

@@ -6,6 +6,9 @@
 
 namespace quire {
 
+/// The label of an input that predicts nothing: such a target is not scored.
+constexpr int32_t ignored_target = -100;
+
 /// A maximal piece of one document that is contiguous both in the microbatch and in local storage.
 struct DocumentRun {
   int32_t local = 0;   ///< first token's place in the local storage

@@ -1,0 +1,20 @@
+// What one forward and backward pass works on: real tokens only, rows one after the other, with their document boundaries.
+#pragma once
+#include "ops/attention.h"
+
+namespace quire {
+
+struct Microbatch {
+  Tensor tokens;         ///< [T] i32
+  Tensor targets;        ///< [T] i32, ignored_target where nothing is scored
+  Tensor positions;      ///< [T] i32, restarting in every document
+  Documents documents;
+  DocumentRuns runs;
+  int64_t valid = 0;     ///< targets that are scored
+
+  /// Throws ShapeError unless all three have one length.
+  static Microbatch make(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);
+  int64_t size() const { return documents.tokens(); }
+};
+
+}  // namespace quire

@@ -1,0 +1,47 @@
+// AdamW with a global gradient norm. All scalars of a step live on the device: kernels read them, the host reads them after the step.
+#pragma once
+#include <optional>
+
+#include "model/parameters.h"
+
+namespace quire {
+
+struct AdamWOptions {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+  double clip_norm = 1.0;  ///< largest global norm; 0 = no clipping
+};
+
+/// What a step did; read after it.
+struct StepOutcome {
+  double gradient_norm = 0;  ///< before clipping
+  bool skipped = false;      ///< loss or a gradient was not finite: nothing was changed, Adam's step did not advance
+};
+
+/// Master weights and moments are kept in the accumulator type of the parameters (f32 for bf16 models). Decay applies to matrices only.
+class AdamW {
+ public:
+  AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options);
+
+  /// One update from gradients[0] of every parameter (after ParameterSet::combine_uses). loss [1] f64: a non-finite one skips the step.
+  void step(Rank& rank, const Tensor& loss, double learning_rate);
+  StepOutcome outcome() const;
+  /// Names of parameters whose gradients were not finite in the last step, in canonical order.
+  std::vector<std::string> non_finite() const;
+
+  /// Moments of parameter i, shaped like it.
+  Tensor moment1(size_t i) const { return moments1_[i]; }
+  Tensor moment2(size_t i) const { return moments2_[i]; }
+  int64_t adam_step() const;
+  void set_adam_step(int64_t step);
+
+ private:
+  ParameterSet& parameters_;
+  AdamWOptions options_;
+  std::vector<Tensor> moments1_, moments2_;
+  Tensor squares_;    ///< [parameters] f64
+  Tensor norm_;       ///< [1] f64
+  Tensor scalars_;    ///< one OptimizerScalars
+  Tensor adam_step_;  ///< [1] i64
+};
+
+}  // namespace quire

@@ -1,0 +1,113 @@
+#include "model/parameters.h"
+
+#include <algorithm>
+
+#include "ops/kernels.h"
+#include "runtime/random.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t alignment = 32;  ///< elements: every parameter starts on a cache line, whatever its dtype
+
+int64_t padded(int64_t elements) { return (elements + alignment - 1) / alignment * alignment; }
+
+}  // namespace
+
+Parameter& ParameterSet::add(std::string name, const Shape& shape, double init_std) {
+  if (allocated_) fail<StateError>("parameters", "'{}' declared after allocate", name);
+  for (const Parameter& other : list_)
+    if (other.name == name) fail<StateError>("parameters", "'{}' is declared twice", name);
+  Parameter parameter;
+  parameter.name = std::move(name);
+  parameter.shape = shape;
+  parameter.decay = shape.dims() > 1;
+  parameter.init_std = init_std;
+  return list_.emplace_back(std::move(parameter));
+}
+
+void ParameterSet::allocate(Rank& rank, DType dtype, bool gradients) {
+  if (allocated_) fail<StateError>("parameters", "allocated twice");
+  const DType accumulator = accumulator_of(dtype);
+  dtype_ = dtype;
+  allocated_ = true;
+  int64_t total = 0, accumulators = 0;
+  for (const Parameter& p : list_) {
+    total += padded(p.shape.elements());
+    accumulators += padded(p.shape.elements()) * p.uses;
+  }
+  values_ = Tensor::zeros(rank, {total}, dtype, Category::parameters);
+  masters_ = dtype == accumulator || !gradients ? values_ : Tensor::zeros(rank, {total}, accumulator, Category::optimizer);
+  if (gradients) gradients_ = Tensor::zeros(rank, {accumulators}, accumulator, Category::gradients);
+  int64_t at = 0, gradient_at = 0;
+  for (Parameter& p : list_) {
+    const int64_t count = p.shape.elements();
+    p.value = values_.slice(0, at, at + count).reshape(p.shape);
+    p.master = masters_.slice(0, at, at + count).reshape(p.shape);
+    at += padded(count);
+    for (int use = 0; gradients && use < p.uses; ++use) {
+      p.gradients.push_back(gradients_.slice(0, gradient_at, gradient_at + count).reshape(p.shape));
+      gradient_at += padded(count);
+    }
+  }
+}
+
+namespace {
+
+template <class T>
+void fill(Rank& rank, const Tensor& tensor, uint64_t seed, uint64_t stream, double std) {
+  T* data = tensor.data<T>();
+  const int64_t count = tensor.elements(), chunk = 4096;
+  rank.pool().parallel_for(chunks_of(count, chunk), [&](int64_t c, int) {
+    for (int64_t i = c * chunk; i < std::min(count, (c + 1) * chunk); ++i)
+      data[i] = static_cast<T>(std == 0 ? 1.0 : std * random_normal(seed, stream, 0, static_cast<uint64_t>(i)));
+  });
+}
+
+}  // namespace
+
+void ParameterSet::initialize(Rank& rank, uint64_t seed) {
+  if (!rank.computes()) return;
+  for (Parameter& p : list_) {
+    const uint64_t stream = stream_of(p.name);
+    switch (p.master.dtype()) {
+      case DType::f64: fill<double>(rank, p.master, seed, stream, p.init_std); break;
+      case DType::f32: fill<float>(rank, p.master, seed, stream, p.init_std); break;
+      default: fail<StateError>("parameters", "initialize needs masters of f32 or f64; '{}' has {}", p.name, describe(p.master));
+    }
+  }
+  values_from_masters(rank);
+}
+
+void ParameterSet::values_from_masters(Rank& rank) {
+  if (masters_.shares_storage(values_)) return;
+  dispatch(rank, CastArgs{masters_.dtype(), values_.dtype(), values_.elements(), masters_.raw(), values_.raw()});
+}
+
+void ParameterSet::zero_gradients(Rank& rank) {
+  if (gradients_.defined()) fill_zero(rank, gradients_);
+}
+
+void ParameterSet::combine_uses(Rank& rank) {
+  for (Parameter& p : list_)
+    for (size_t use = 1; use < p.gradients.size(); ++use) accumulate(rank, p.gradients[use], p.gradients[0]);
+}
+
+Parameter& ParameterSet::find(std::string_view name) {
+  std::vector<std::string> names;
+  for (Parameter& p : list_) {
+    if (p.name == name) return p;
+    names.push_back(p.name);
+  }
+  const std::string near = nearest(name, names);
+  fail<ConfigError>("parameters", "no parameter '{}'{}", name, near.empty() ? "" : "; nearest: " + near);
+}
+
+int64_t ParameterSet::elements() const {
+  int64_t total = 0;
+  for (const Parameter& p : list_) total += p.shape.elements();
+  return total;
+}
+
+}  // namespace quire

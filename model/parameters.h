@@ -1,0 +1,49 @@
+// The trained tensors of a model, in arenas that can be sliced for sharding and for buckets.
+#pragma once
+#include <deque>
+#include <string_view>
+
+#include "runtime/tape.h"
+
+namespace quire {
+
+/// Parameters in canonical order (the order of sums and of files). Addresses stay valid.
+class ParameterSet {
+ public:
+  ParameterSet() = default;
+  ParameterSet(ParameterSet&&) = default;
+  ParameterSet& operator=(ParameterSet&&) = default;
+
+  /// Declares one; throws StateError for a name that is there already, or after `allocate`.
+  Parameter& add(std::string name, const Shape& shape, double init_std);
+
+  /// Lays all values (dtype) and, unless `gradients` is false, masters and gradients (accumulator of dtype) out in one arena each.
+  void allocate(Rank& rank, DType dtype, bool gradients = true);
+  /// Normal values with the parameter's init_std (ones where it is 0), from (seed, global name, index) alone.
+  void initialize(Rank& rank, uint64_t seed);
+  /// Rounds masters into values (bf16; nothing to do otherwise).
+  void values_from_masters(Rank& rank);
+  void zero_gradients(Rank& rank);
+  /// Adds the accumulators of further uses to the first, in order of use: afterwards gradients[0] is the gradient.
+  void combine_uses(Rank& rank);
+
+  size_t size() const { return list_.size(); }
+  Parameter& operator[](size_t i) { return list_[i]; }
+  const Parameter& operator[](size_t i) const { return list_[i]; }
+  auto begin() { return list_.begin(); }
+  auto end() { return list_.end(); }
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+  /// Throws ConfigError with the nearest name.
+  Parameter& find(std::string_view name);
+  int64_t elements() const;
+  DType dtype() const { return dtype_; }
+
+ private:
+  std::deque<Parameter> list_;
+  DType dtype_ = DType::f32;
+  bool allocated_ = false;
+  Tensor values_, masters_, gradients_;
+};
+
+}  // namespace quire

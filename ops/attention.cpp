@@ -1,0 +1,116 @@
+#include "ops/attention.h"
+
+#include <cmath>
+
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+
+namespace quire {
+
+AttentionBackend attention_backend_from(std::string_view name) {
+  if (name == "block") return AttentionBackend::block;
+  if (name == "dense") return AttentionBackend::dense;
+  const std::string near = nearest(name, {"block", "dense"});
+  fail<ConfigError>("attention", "unknown backend '{}'; allowed: block, dense{}", name, near.empty() ? "" : "; nearest: " + near);
+}
+
+std::string_view name_of(AttentionBackend backend) { return backend == AttentionBackend::block ? "block" : "dense"; }
+
+namespace {
+
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<DocumentRun>& query_runs, const std::vector<DocumentRun>& key_runs,
+           const AttentionOptions& options) {
+  const auto covered = [](const std::vector<DocumentRun>& runs) {
+    int64_t tokens = 0;
+    for (const DocumentRun& run : runs) tokens += run.length;
+    return tokens;
+  };
+  const bool right = q.shape().dims() == 2 && k.shape().dims() == 2 && q.size(1) == options.heads * options.head_dim &&
+                     k.size(1) == options.kv_heads * options.head_dim && k.shape() == v.shape() && options.kv_heads > 0 && options.heads % options.kv_heads == 0;
+  if (!right)
+    fail<ShapeError>("attention", "q {} k {} v {} with {} query heads, {} key/value heads of {}", describe(q), describe(k), describe(v), options.heads,
+                     options.kv_heads, options.head_dim);
+  if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) fail<DTypeError>("attention", "q {} k {} v {}: one dtype is needed", describe(q), describe(k), describe(v));
+  if (covered(query_runs) != q.size(0) || covered(key_runs) != k.size(0))
+    fail<ShapeError>("attention", "boundaries cover {} queries and {} keys, but q {} k {}", covered(query_runs), covered(key_runs), describe(q), describe(k));
+  if (options.window < 0) fail<ShapeError>("attention", "window {}; allowed: 0 (none) or more", options.window);
+}
+
+double scale_of(const AttentionOptions& options) { return options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(options.head_dim)); }
+
+Tensor forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+               const AttentionOptions& options, const Tensor& out) {
+  check(q, k, v, *query_runs, *key_runs, options);
+  const Tensor lse = Tensor::empty(rank, {q.size(0), options.heads}, accumulator_of(q.dtype()));
+  dispatch(rank, AttentionForwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
+                                      scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), out.raw(), out.stride(0), lse.raw(),
+                                      options.backend == AttentionBackend::dense, out.dtype() != q.dtype()});
+  return lse;
+}
+
+class AttentionNode final : public Node {
+ public:
+  AttentionNode(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionPartial& result, DocumentRuns runs, const AttentionOptions& options)
+      : runs_(std::move(runs)), options_(options), q_(save(q, For::input_gradient)), k_(save(k, For::input_gradient)), v_(save(v, For::input_gradient)),
+        out_(save(result.out, For::input_gradient)), lse_(save(result.lse, For::input_gradient)) {}
+  std::string_view name() const override { return "attention"; }
+
+  void input_gradient(Tape& tape, const Tensor& grad) override {
+    Rank& rank = tape.rank();
+    const Tensor &q = saved(q_), &k = saved(k_), &v = saved(v_);
+    const Tensor delta = attention_delta(rank, saved(out_), grad, options_);
+    const DType accumulator = accumulator_of(q.dtype());
+    const Tensor dq = Tensor::zeros(rank, q.shape(), accumulator), dk = Tensor::zeros(rank, k.shape(), accumulator), dv = Tensor::zeros(rank, v.shape(), accumulator);
+    attention_backward(rank, q, k, v, runs_, runs_, grad, saved(lse_), delta, options_, dq, dk, dv);
+    tape.add_gradient(input(0), cast(rank, dq, q.dtype()));
+    tape.add_gradient(input(1), cast(rank, dk, k.dtype()));
+    tape.add_gradient(input(2), cast(rank, dv, v.dtype()));
+  }
+
+ private:
+  DocumentRuns runs_;
+  AttentionOptions options_;
+  int q_, k_, v_, out_, lse_;
+};
+
+}  // namespace
+
+AttentionPartial attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                                   const AttentionOptions& options) {
+  AttentionPartial result{Tensor::empty(rank, q.shape(), accumulator_of(q.dtype())), {}};
+  result.lse = forward(rank, q, k, v, query_runs, key_runs, options, result.out);
+  return result;
+}
+
+void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const AttentionOptions& options) {
+  if (!(into.out.shape() == other.out.shape()) || into.out.dtype() != other.out.dtype())
+    fail<ShapeError>("attention_merge", "{} and {}", describe(into.out), describe(other.out));
+  dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, into.out.raw(), into.lse.raw(), other.out.raw(), other.lse.raw()});
+}
+
+Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options) {
+  if (!(out.shape() == dout.shape()) || out.dtype() != dout.dtype()) fail<ShapeError>("attention_delta", "out {} with gradient {}", describe(out), describe(dout));
+  const Tensor delta = Tensor::empty(rank, {out.size(0), options.heads}, accumulator_of(out.dtype()));
+  dispatch(rank, AttentionDeltaArgs{out.dtype(), out.size(0), options.heads, options.head_dim, out.raw(), dout.raw(), delta.raw()});
+  return delta;
+}
+
+void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                        const Tensor& dout, const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
+                        const Tensor& dv) {
+  check(q, k, v, *query_runs, *key_runs, options);
+  dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
+                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
+                                       delta.raw(), dq.raw(), dk.raw(), dv.raw(), options.backend == AttentionBackend::dense});
+}
+
+Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options) {
+  Rank& rank = tape.rank();
+  AttentionPartial result{Tensor::empty(rank, q.tensor.shape(), q.tensor.dtype()), {}};
+  result.lse = forward(rank, q.tensor, k.tensor, v.tensor, runs, runs, options, result.out);
+  const Value inputs[] = {q, k, v};
+  if (!tape.must_record(inputs, false)) return tape.constant(result.out);
+  return tape.record(std::make_unique<AttentionNode>(q.tensor, k.tensor, v.tensor, result, runs, options), inputs, result.out);
+}
+
+}  // namespace quire

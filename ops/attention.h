@@ -1,0 +1,51 @@
+// Attention that stays inside documents. It is rectangular: some queries over some keys, each with their document boundaries; one process makes one
+// call, context parallelism merges several, generation has one query.
+#pragma once
+#include <memory>
+
+#include "runtime/documents.h"
+#include "runtime/tape.h"
+
+namespace quire {
+
+/// Which kernels compute attention: `block`, tiles with online softmax that never touch what no document needs; `dense`, the materialised mask.
+enum class AttentionBackend : uint8_t { block, dense };
+AttentionBackend attention_backend_from(std::string_view name);  ///< throws ConfigError with the allowed names
+std::string_view name_of(AttentionBackend backend);
+
+using DocumentRuns = std::shared_ptr<const std::vector<DocumentRun>>;
+inline DocumentRuns shared_runs(const Documents& documents) { return std::make_shared<const std::vector<DocumentRun>>(documents.runs()); }
+
+struct AttentionOptions {
+  int64_t heads = 1, kv_heads = 1, head_dim = 0;
+  int64_t window = 0;   ///< tokens a query sees, itself included; 0 = the whole document before it
+  double scale = 0;     ///< of scores; 0 = 1 / sqrt(head_dim)
+  AttentionBackend backend = AttentionBackend::block;
+};
+
+/// out [Tq, heads * head_dim] in the accumulator type, lse [Tq, heads]: softmax over the keys given, and its log-sum-exp. A query without keys has
+/// out 0 and lse -infinity.
+struct AttentionPartial {
+  Tensor out, lse;
+};
+
+/// q [Tq, heads * head_dim], k and v [Tk, kv_heads * head_dim], one dtype. Runs say where each token lies in its document (see Documents); the mask is
+/// a matter of them alone. Throws ShapeError, UnsupportedError.
+AttentionPartial attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                                   const AttentionOptions& options);
+
+/// Makes `into` the attention over both key sets.
+void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const AttentionOptions& options);
+
+/// delta [Tq, heads] = sum over a head of out * dout (out and dout of one dtype): what backward needs of the merged output.
+Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options);
+
+/// Adds to dq, dk, dv (accumulator type) the gradients of one partial call, given the merged lse and delta.
+void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                        const Tensor& dout, const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
+                        const Tensor& dv);
+
+/// Self-attention of a microbatch held by one process; out [T, heads * head_dim] in q's dtype.
+Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options);
+
+}  // namespace quire

@@ -1,0 +1,87 @@
+// Training of one model by one process: gradients of microbatches, updates, evaluation.
+#pragma once
+#include <optional>
+
+#include "data/loader.h"
+#include "model/model.h"
+#include "model/optimizer.h"
+#include "model/schedule.h"
+#include "run/config.h"
+
+namespace quire {
+
+/// What a step did. Sums are over the whole global batch.
+struct StepResult {
+  int64_t step = 0;              ///< the first is 1
+  double loss = 0;               ///< nats per valid target (z-loss included)
+  int64_t valid_tokens = 0;      ///< scored targets
+  int64_t tokens = 0;            ///< inputs
+  double gradient_norm = 0;      ///< before clipping
+  double learning_rate = 0;
+  bool skipped = false;          ///< nothing was changed: not finite, or no target to score
+  int64_t useful_pairs = 0;      ///< query-key pairs that the documents need, summed over layers, per head
+  int64_t computed_pairs = 0;    ///< pairs whose score was computed in forward passes, the same way
+  int64_t causal_pairs = 0;      ///< pairs of a plain causal mask over whole rows
+};
+
+/// A pass over held-out documents.
+struct Evaluation {
+  double loss = 0;                       ///< nats per scored target, without z-loss
+  double nats = 0;                       ///< sum over scored targets
+  int64_t valid_tokens = 0;
+  std::optional<double> bits_per_byte;   ///< nats / ln 2 plus 8 bits for each unscored byte, per byte of text; where the bytes are known
+};
+
+/// Model, optimizer and step counter. Not thread-safe; everything runs on `rank`.
+class Trainer {
+ public:
+  /// Builds and initialises the model of a resolved config. Throws ConfigError, OutOfMemoryError.
+  Trainer(Rank& rank, const Config& config);
+
+  Rank& rank() { return rank_; }
+  const Config& config() const { return config_; }
+  Model& model() { return model_; }
+  AdamW& optimizer() { return optimizer_; }
+  int64_t steps_done() const { return steps_done_; }
+  void set_steps_done(int64_t steps) { steps_done_ = steps; }
+
+  /// One step by hand: begin, any number of microbatches in ascending order, update.
+  void begin_step();
+  /// Adds one microbatch's loss and gradients. `valid_in_step` counts the scored targets of the whole global batch.
+  void forward_backward(const HostBatch& batch, int64_t valid_in_step);
+  /// Clips, updates the weights and clears what was summed. Throws NonFiniteError after train.max_non_finite_steps skipped steps in a row,
+  /// naming the tensors.
+  StepResult update();
+  /// All three.
+  StepResult step(const LoadedStep& batch);
+
+  /// Every document of `corpus` once, through the same packed path. `steps` > 0 ends after that many global batches.
+  Evaluation evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps = 0);
+
+  /// One forward and backward pass on made-up tokens of the largest microbatch, leaving no trace in weights or gradients: afterwards the
+  /// allocator's peaks are those of training.
+  void rehearse();
+
+  int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+  void set_skipped_in_a_row(int64_t count) { skipped_in_a_row_ = count; }
+
+ private:
+  Rank& rank_;
+  Config config_;
+  Model model_;
+  AdamW optimizer_;
+  Schedule schedule_;
+  ForwardOptions forward_;
+  Tensor loss_sum_, loss_gradient_;  ///< [1] f64
+  StepResult current_;
+  int64_t steps_done_ = 0, skipped_in_a_row_ = 0;
+};
+
+/// Floating-point operations of one training step: 6 per weight of a matrix product and token, and 12 * head_dim per pair, head and layer.
+/// `pairs` is summed over layers, per head (StepResult's convention).
+double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs);
+
+/// Loader settings that a config asks for.
+LoaderSettings loader_settings(const Config& config);
+
+}  // namespace quire
