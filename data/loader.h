@@ -15,9 +15,6 @@
 
 namespace quire {
 
-/// The label of an input that predicts nothing.
-constexpr int32_t ignored_target = -100;
-
 /// One microbatch: flat and token-major, its rows one after the other, no padding.
 struct HostBatch {
   std::vector<int32_t> tokens;   ///< [T]
