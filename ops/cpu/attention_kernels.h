@@ -1,0 +1,32 @@
+// Attention's kernels for one instruction set and type, as plain functions.
+#pragma once
+#include "ops/cpu/attention.h"
+#include "runtime/rank.h"
+
+namespace quire {
+
+struct AttentionForwardKernels {
+  /// Packs one tile of a document's keys and values for one key/value head in the memory all threads share.
+  void (*pack)(const AttentionForwardArgs&, const AttentionPlan&, const AttentionDocument&, int64_t kv_head, int64_t tile, void* shared);
+  /// Computes a unit with a thread's own memory; returns the number of scores computed.
+  int64_t (*run)(const AttentionForwardArgs&, const AttentionPlan&, const AttentionUnit&, void* shared, void* memory);
+};
+struct AttentionBackwardKernels {
+  int64_t (*run)(const AttentionBackwardArgs&, const AttentionPlan&, const AttentionUnit&, void* memory);
+};
+/// Row loops: tokens [begin, end).
+struct AttentionRowKernels {
+  void (*delta)(const AttentionDeltaArgs&, int64_t begin, int64_t end);
+  void (*merge)(const AttentionMergeArgs&, int64_t begin, int64_t end);
+};
+
+/// For the rank's instruction set.
+AttentionForwardKernels attention_forward_kernels(const Rank& rank, DType type);
+AttentionBackwardKernels attention_backward_kernels(const Rank& rank, DType type);
+AttentionRowKernels attention_row_kernels(const Rank& rank, DType type);
+
+/// The reference: every query against every key, with a mask.
+void dense_attention_forward(Rank& rank, const AttentionForwardArgs& args);
+void dense_attention_backward(Rank& rank, const AttentionBackwardArgs& args);
+
+}  // namespace quire

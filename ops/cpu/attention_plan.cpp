@@ -1,0 +1,158 @@
+#include <algorithm>
+#include <limits>
+
+#include "ops/cpu/attention.h"
+#include "runtime/thread_pool.h"
+
+namespace quire {
+namespace {
+
+std::span<const DocumentRun> sorted_runs(Workspace& workspace, std::span<const DocumentRun> runs) {
+  DocumentRun* sorted = workspace.take<DocumentRun>(static_cast<int64_t>(runs.size()));
+  DocumentRun* end = std::copy_if(runs.begin(), runs.end(), sorted, [](const DocumentRun& run) { return run.length > 0; });
+  std::sort(sorted, end, [](const DocumentRun& a, const DocumentRun& b) {
+    return a.start != b.start ? a.start < b.start : a.global < b.global;
+  });
+  return {sorted, end};
+}
+
+/// Moves the runs of document `start` from the front of `runs` to `pieces`.
+std::span<const AttentionPiece> take_document(std::span<const DocumentRun>& runs, int32_t start, AttentionPiece*& pieces, int64_t& count) {
+  AttentionPiece* first = pieces;
+  count = 0;
+  size_t i = 0;
+  for (; i < runs.size() && runs[i].start == start; ++i) {
+    *pieces++ = {runs[i].local, runs[i].global, runs[i].length, count};
+    count += runs[i].length;
+  }
+  runs = runs.subspan(i);
+  return {first, pieces};
+}
+
+}  // namespace
+
+AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> query_runs, std::span<const DocumentRun> key_runs,
+                             int64_t tile_keys) {
+  std::span<const DocumentRun> queries = sorted_runs(workspace, query_runs), keys = sorted_runs(workspace, key_runs);
+  AttentionPiece* pieces = workspace.take<AttentionPiece>(static_cast<int64_t>(queries.size() + keys.size()));
+  AttentionDocument* documents = workspace.take<AttentionDocument>(static_cast<int64_t>(queries.size()));
+  AttentionPlan plan;
+  int64_t count = 0;
+  while (!queries.empty()) {
+    AttentionDocument document{};
+    document.start = queries.front().start;
+    document.queries = take_document(queries, document.start, pieces, document.query_count);
+    while (!keys.empty() && keys.front().start < document.start) keys = keys.subspan(1);
+    document.keys = take_document(keys, document.start, pieces, document.key_count);
+    documents[count++] = document;
+  }
+  plan.documents = {documents, static_cast<size_t>(count)};
+  std::stable_sort(plan.documents.begin(), plan.documents.end(), [](const AttentionDocument& a, const AttentionDocument& b) {
+    return a.query_count * (a.key_count + 1) > b.query_count * (b.key_count + 1);
+  });
+  for (AttentionDocument& document : plan.documents) {
+    document.shared_tile = -1;
+    if (document.key_count > attention_shared_keys && document.query_count > attention_tile_queries) {
+      document.shared_tile = plan.shared_tiles;
+      plan.shared_tiles += chunks_of(document.key_count, tile_keys);
+    } else {
+      plan.longest_private = std::max(plan.longest_private, document.key_count);
+    }
+  }
+  return plan;
+}
+
+namespace {
+
+/// Calls `add(first, count)` for runs of consecutive documents: small ones together until they have a tile's worth of queries.
+template <class Add>
+void batches(const AttentionPlan& plan, const Add& add) {
+  const int32_t count = static_cast<int32_t>(plan.documents.size());
+  for (int32_t first = 0; first < count;) {
+    int64_t queries = plan.documents[first].query_count;
+    int32_t last = first + 1;
+    while (last < count && plan.documents[first].shared_tile < 0 && queries + plan.documents[last].query_count <= attention_tile_queries)
+      queries += plan.documents[last++].query_count;
+    add(first, last - first);
+    first = last;
+  }
+}
+
+}  // namespace
+
+std::span<const AttentionUnit> forward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads) {
+  int64_t bound = 0;
+  for (const AttentionDocument& document : plan.documents) bound += heads * chunks_of(document.query_count, attention_unit_queries);
+  AttentionUnit* units = workspace.take<AttentionUnit>(bound);
+  int64_t count = 0;
+  const int64_t group = heads / kv_heads;
+  batches(plan, [&](int32_t first, int32_t number) {
+    const AttentionDocument& document = plan.documents[first];
+    if (document.shared_tile < 0) {
+      for (int64_t kv = 0; kv < kv_heads; ++kv)
+        units[count++] = {first, number, kv, kv * group, (kv + 1) * group, 0, std::numeric_limits<int64_t>::max()};
+      return;
+    }
+    // Later queries read more keys: they come first, so that the last units to start are small.
+    for (int64_t chunk = chunks_of(document.query_count, attention_unit_queries) - 1; chunk >= 0; --chunk)
+      for (int64_t head = 0; head < heads; ++head)
+        units[count++] = {first, 1, head / group, head, head + 1, chunk * attention_unit_queries, (chunk + 1) * attention_unit_queries};
+  });
+  return {units, static_cast<size_t>(count)};
+}
+
+std::span<const AttentionUnit> backward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads) {
+  AttentionUnit* units = workspace.take<AttentionUnit>(static_cast<int64_t>(plan.documents.size()) * kv_heads);
+  int64_t count = 0;
+  const int64_t group = heads / kv_heads;
+  batches(plan, [&](int32_t first, int32_t number) {
+    for (int64_t kv = 0; kv < kv_heads; ++kv)
+      units[count++] = {first, number, kv, kv * group, (kv + 1) * group, 0, std::numeric_limits<int64_t>::max()};
+  });
+  return {units, static_cast<size_t>(count)};
+}
+
+int64_t keys_before(const AttentionDocument& document, int64_t global) {
+  const auto after = std::partition_point(document.keys.begin(), document.keys.end(),
+                                          [&](const AttentionPiece& piece) { return piece.global < global; });
+  if (after == document.keys.begin()) return 0;
+  const AttentionPiece& piece = *(after - 1);
+  return piece.offset + std::min<int64_t>(global - piece.global, piece.length);
+}
+
+void locate(std::span<const AttentionPiece> pieces, int64_t begin, int64_t count, int32_t* local, int32_t* global) {
+  auto piece = std::partition_point(pieces.begin(), pieces.end(),
+                                    [&](const AttentionPiece& p) { return p.offset + p.length <= begin; });
+  for (int64_t done = 0; done < count; ++piece) {
+    const int64_t from = begin + done - piece->offset, here = std::min(count - done, piece->length - from);
+    for (int64_t i = 0; i < here; ++i) {
+      local[done + i] = static_cast<int32_t>(piece->local + from + i);
+      global[done + i] = static_cast<int32_t>(piece->global + from + i);
+    }
+    done += here;
+  }
+}
+
+void AttentionRows::range(int64_t begin, int64_t end, int64_t& union_first, int64_t& union_last) const {
+  union_first = std::numeric_limits<int64_t>::max();
+  union_last = 0;
+  for (int64_t row = begin; row < end; ++row) {
+    if (first[row] >= last[row]) continue;
+    union_first = std::min(union_first, first[row]);
+    union_last = std::max(union_last, last[row]);
+  }
+}
+
+AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window) {
+  AttentionRows rows;
+  rows.count = count;
+  locate(document.queries, begin, count, rows.local, rows.global);
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t global = rows.global[row];
+    rows.first[row] = window > 0 ? keys_before(document, global - window + 1) : 0;
+    rows.last[row] = keys_before(document, global + 1);
+  }
+  return rows;
+}
+
+}  // namespace quire

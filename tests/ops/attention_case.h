@@ -1,0 +1,223 @@
+// Attention problems at kernel level: inputs of any type and stride with NaN wherever no token lies, the kernels' results as f64, and literal loops.
+#pragma once
+#include <functional>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "check.h"
+#include "ops/cpu/instruction_set.h"
+#include "ops/kernels.h"
+#include "runtime/dispatch.h"
+
+namespace quire::test {
+
+/// A whole microbatch in f64: q and dout [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim].
+struct AttentionCase {
+  int64_t heads, kv_heads, head_dim, window;
+  Documents documents;
+  double scale;
+  std::vector<double> q, k, v, dout;
+  bool dense = false;
+
+  int64_t tokens() const { return documents.tokens(); }
+  int64_t query_width() const { return heads * head_dim; }
+  int64_t key_width() const { return kv_heads * head_dim; }
+};
+
+inline std::vector<double> random_values(std::mt19937_64& random, int64_t count, double spread = 1) {
+  std::normal_distribution<double> normal(0, spread);
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& value : values) value = normal(random);
+  return values;
+}
+
+inline AttentionCase random_case(std::mt19937_64& random, std::span<const int64_t> lengths, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                 int64_t window = 0) {
+  AttentionCase c{heads, kv_heads, head_dim, window, Documents::from_lengths(lengths), 1 / std::sqrt(static_cast<double>(head_dim)), {}, {}, {}, {}};
+  c.q = random_values(random, c.tokens() * c.query_width(), 1.5);
+  c.k = random_values(random, c.tokens() * c.key_width(), 1.5);
+  c.v = random_values(random, c.tokens() * c.key_width());
+  c.dout = random_values(random, c.tokens() * c.query_width());
+  return c;
+}
+
+template <class T> struct Accumulate { using type = float; };
+template <> struct Accumulate<double> { using type = double; };
+template <class T> using accumulate_t = typename Accumulate<T>::type;
+
+inline double to_double(double x) { return x; }
+inline double to_double(float x) { return x; }
+inline double to_double(bf16 x) { return static_cast<float>(x); }
+template <class T> T from_double(double x) { return static_cast<T>(static_cast<accumulate_t<T>>(x)); }
+template <class T> double rounded(double x) { return to_double(from_double<T>(x)); }
+
+/// The same case with inputs rounded to T.
+template <class T>
+AttentionCase rounded_case(AttentionCase c) {
+  for (std::vector<double>* values : {&c.q, &c.k, &c.v, &c.dout})
+    for (double& value : *values) value = rounded<T>(value);
+  return c;
+}
+
+/// Rows of T with a stride above their width and rows past the last token; everything that is no token's value is NaN.
+template <class T>
+struct Rows {
+  int64_t width, stride;
+  std::vector<T> data;
+
+  Rows(int64_t tokens, int64_t row_width)
+      : width(row_width), stride(row_width + 3),
+        data(static_cast<size_t>((tokens + 70) * stride), from_double<T>(std::numeric_limits<double>::quiet_NaN())) {}
+  /// The rows of `values` at `indices`.
+  Rows(const std::vector<double>& values, std::span<const int32_t> indices, int64_t row_width) : Rows(static_cast<int64_t>(indices.size()), row_width) {
+    for (size_t i = 0; i < indices.size(); ++i)
+      for (int64_t c = 0; c < width; ++c)
+        data[i * static_cast<size_t>(stride) + static_cast<size_t>(c)] = from_double<T>(values[static_cast<size_t>(indices[i] * width + c)]);
+  }
+  std::vector<double> values(int64_t tokens) const {
+    std::vector<double> result;
+    for (int64_t i = 0; i < tokens; ++i)
+      for (int64_t c = 0; c < width; ++c) result.push_back(to_double(data[static_cast<size_t>(i * stride + c)]));
+    return result;
+  }
+};
+
+template <class T> std::vector<double> doubles(const std::vector<T>& values) {
+  std::vector<double> result;
+  for (const T& value : values) result.push_back(to_double(value));
+  return result;
+}
+
+struct AttentionForward { std::vector<double> out, lse; };
+struct AttentionBackward { std::vector<double> dq, dk, dv; };
+
+/// Forward over queries and keys that are shards of the case's microbatch (the whole of it by default), in the shards' order.
+/// Outputs start as NaN, so that what is not written shows.
+template <class T>
+AttentionForward forward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, bool accumulate_out = false) {
+  using A = accumulate_t<T>;
+  const Rows<T> q(c.q, queries.indices(), c.query_width()), k(c.k, keys.indices(), c.key_width()), v(c.v, keys.indices(), c.key_width());
+  Rows<T> out(queries.tokens(), c.query_width());
+  Rows<A> partial(queries.tokens(), c.query_width());
+  std::vector<A> lse(static_cast<size_t>(queries.tokens() * c.heads), std::numeric_limits<A>::quiet_NaN());
+  const std::vector<DocumentRun> query_runs = queries.runs(), key_runs = keys.runs();
+  dispatch(rank, AttentionForwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
+                                      c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
+                                      accumulate_out ? static_cast<void*>(partial.data.data()) : out.data.data(), out.stride, lse.data(), c.dense,
+                                      accumulate_out});
+  return {accumulate_out ? partial.values(queries.tokens()) : out.values(queries.tokens()), doubles(lse)};
+}
+template <class T>
+AttentionForward forward(Rank& rank, const AttentionCase& c) { return forward<T>(rank, c, c.documents, c.documents); }
+
+/// delta [tokens, heads] from the output and its gradient, by the kernel.
+template <class T>
+std::vector<double> delta(Rank& rank, const AttentionCase& c, const std::vector<double>& out) {
+  std::vector<T> o, g;
+  for (double value : out) o.push_back(from_double<T>(value));
+  for (double value : c.dout) g.push_back(from_double<T>(value));
+  std::vector<accumulate_t<T>> result(static_cast<size_t>(c.tokens() * c.heads));
+  dispatch(rank, AttentionDeltaArgs{dtype_of<T>::value, c.tokens(), c.heads, c.head_dim, o.data(), g.data(), result.data()});
+  return doubles(result);
+}
+
+/// Gradients over shards, given lse and delta of the whole microbatch. `before` is what the gradients hold already.
+template <class T>
+AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, const std::vector<double>& lse,
+                           const std::vector<double>& deltas, double before = 0) {
+  using A = accumulate_t<T>;
+  const Rows<T> q(c.q, queries.indices(), c.query_width()), k(c.k, keys.indices(), c.key_width()), v(c.v, keys.indices(), c.key_width());
+  const Rows<T> dout(c.dout, queries.indices(), c.query_width());
+  std::vector<A> row_lse, row_delta;
+  for (int32_t index : queries.indices())
+    for (int64_t h = 0; h < c.heads; ++h) {
+      row_lse.push_back(static_cast<A>(lse[static_cast<size_t>(index * c.heads + h)]));
+      row_delta.push_back(static_cast<A>(deltas[static_cast<size_t>(index * c.heads + h)]));
+    }
+  std::vector<A> dq(static_cast<size_t>(queries.tokens() * c.query_width()), static_cast<A>(before));
+  std::vector<A> dk(static_cast<size_t>(keys.tokens() * c.key_width()), static_cast<A>(before)), dv = dk;
+  const std::vector<DocumentRun> query_runs = queries.runs(), key_runs = keys.runs();
+  dispatch(rank, AttentionBackwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
+                                       c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
+                                       dout.data.data(), dout.stride, row_lse.data(), row_delta.data(), dq.data(), dk.data(), dv.data(), c.dense});
+  return {doubles(dq), doubles(dk), doubles(dv)};
+}
+template <class T>
+AttentionBackward backward(Rank& rank, const AttentionCase& c, const AttentionForward& result, double before = 0) {
+  return backward<T>(rank, c, c.documents, c.documents, result.lse, delta<T>(rank, c, result.out), before);
+}
+
+struct AttentionResult { AttentionForward forward; AttentionBackward backward; };
+template <class T>
+AttentionResult both(Rank& rank, const AttentionCase& c) {
+  AttentionForward result = forward<T>(rank, c);
+  AttentionBackward gradients = backward<T>(rank, c, result);
+  return {std::move(result), std::move(gradients)};
+}
+
+/// Literal loops over the definition: a softmax per row, in Real, with every intermediate and result passed through `round`. The backward pass
+/// starts from the log-sum-exp, as the kernels' contract says.
+template <class Real>
+AttentionResult literal(const AttentionCase& c, const std::function<double(double)>& round = [](double x) { return x; }) {
+  const int64_t tokens = c.tokens(), width = c.head_dim, group = c.heads / c.kv_heads;
+  AttentionResult r;
+  r.forward.out.assign(c.q.size(), 0);
+  r.forward.lse.assign(static_cast<size_t>(tokens * c.heads), -std::numeric_limits<double>::infinity());
+  std::vector<Real> dq(c.q.size(), 0), dk(c.k.size(), 0), dv(c.k.size(), 0), p(static_cast<size_t>(tokens)), scores(p);
+  for (int64_t h = 0; h < c.heads; ++h)
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int64_t start = c.documents.starts()[static_cast<size_t>(i)], first = c.window > 0 ? std::max(start, i - c.window + 1) : start;
+      const auto at = [&](const std::vector<double>& x, int64_t row, int64_t n, int64_t head, int64_t d) {
+        return static_cast<Real>(x[static_cast<size_t>((row * n + head) * width + d)]);
+      };
+      const int64_t kv = h / group;
+      Real most = -std::numeric_limits<Real>::infinity(), sum = 0;
+      for (int64_t j = first; j <= i; ++j) {
+        Real score = 0;
+        for (int64_t d = 0; d < width; ++d) score += at(c.q, i, c.heads, h, d) * at(c.k, j, c.kv_heads, kv, d);
+        scores[static_cast<size_t>(j)] = static_cast<Real>(round(score * static_cast<Real>(c.scale)));
+        most = std::max(most, scores[static_cast<size_t>(j)]);
+      }
+      for (int64_t j = first; j <= i; ++j) sum += p[static_cast<size_t>(j)] = std::exp(scores[static_cast<size_t>(j)] - most);
+      Real deltas = 0;
+      for (int64_t j = first; j <= i; ++j) p[static_cast<size_t>(j)] = static_cast<Real>(round(p[static_cast<size_t>(j)] / sum));
+      for (int64_t d = 0; d < width; ++d) {
+        Real out = 0;
+        for (int64_t j = first; j <= i; ++j) out += p[static_cast<size_t>(j)] * at(c.v, j, c.kv_heads, kv, d);
+        r.forward.out[static_cast<size_t>((i * c.heads + h) * width + d)] = round(out);
+        deltas += static_cast<Real>(round(out)) * at(c.dout, i, c.heads, h, d);
+      }
+      const Real lse = most + std::log(sum);
+      r.forward.lse[static_cast<size_t>(i * c.heads + h)] = static_cast<double>(lse);
+      for (int64_t j = first; j <= i; ++j) {
+        Real dp = 0;
+        for (int64_t d = 0; d < width; ++d) dp += at(c.dout, i, c.heads, h, d) * at(c.v, j, c.kv_heads, kv, d);
+        const Real pj = static_cast<Real>(round(std::exp(scores[static_cast<size_t>(j)] - lse)));
+        const Real ds = static_cast<Real>(round(pj * (static_cast<Real>(round(dp)) - deltas) * static_cast<Real>(c.scale)));
+        for (int64_t d = 0; d < width; ++d) {
+          const size_t query = static_cast<size_t>((i * c.heads + h) * width + d), key = static_cast<size_t>((j * c.kv_heads + kv) * width + d);
+          dq[query] += ds * static_cast<Real>(c.k[key]);
+          dk[key] += ds * static_cast<Real>(c.q[query]);
+          dv[key] += pj * static_cast<Real>(c.dout[query]);
+        }
+      }
+    }
+  r.backward = {doubles(dq), doubles(dk), doubles(dv)};
+  return r;
+}
+
+/// Ranks of every instruction set of this machine, with poisoned memory.
+inline std::vector<RankOptions> poisoned_ranks(int threads = 1) {
+  std::vector<RankOptions> all;
+  for (const std::string& name : instruction_sets()) {
+    RankOptions options;
+    options.threads = threads;
+    options.poison = true;
+    options.instruction_set = name;
+    all.push_back(options);
+  }
+  return all;
+}
+
+}  // namespace quire::test
