@@ -137,6 +137,8 @@ void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFa
   if (!given.empty()) fail<DataError>("huggingface", "parameter '{}' does not belong to a model of this config", given.begin()->first);
   const std::string text = huggingface_config_text(config, items[0].dtype);
 
+  if (fs.exists(folder + "/model.safetensors.index.json"))
+    fail<DataError>("huggingface", "'{}' holds a model in shards (model.safetensors.index.json); save to another folder", folder);
   fs.make_directories(folder);
   const std::string weights = folder + "/model.safetensors", beside = weights + ".writing";
   try {

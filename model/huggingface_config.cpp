@@ -202,7 +202,7 @@ class ConfigReader {
       if (key == "rope_type" || key == "type") {
         if (value != "default") unsupported(name, value, "rotary frequencies are the plain powers of rope_theta (type 'default')");
       } else if (key == "rope_theta") {
-        if (!value.is_number()) wrong(name, value, "a number");
+        if (!value.is_number() || value.get<double>() <= 0) wrong(name, value, "a number above 0");
         theta = value.get<double>();
       } else if (key == "partial_rotary_factor") {
         if (value != 1) unsupported(name, value, "all of a head is rotated");
@@ -214,7 +214,8 @@ class ConfigReader {
   }
 
   void read_rotary() {
-    double theta = given("rope_theta") ? number_or("rope_theta", 0) : 0;
+    double theta = number_or("rope_theta", 0);
+    if (given("rope_theta") && theta <= 0) wrong("rope_theta", root_["rope_theta"], "a number above 0");
     for (const char* place : {"rope_scaling", "rope_parameters"}) {
       const double here = check_rotary(place);
       if (here == 0) continue;
@@ -223,7 +224,6 @@ class ConfigReader {
       theta = here;
     }
     model_.rope_theta = theta == 0 ? 1e4 : theta;
-    if (given("rope_theta") && number_or("rope_theta", 0) <= 0) wrong("rope_theta", root_["rope_theta"], "a number above 0");
   }
 
   std::vector<std::string> layer_types() const {
