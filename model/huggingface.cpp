@@ -13,8 +13,8 @@ constexpr const char* embedding_name = "model.embed_tokens.weight";
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
-  for (const int64_t size : shape) text += (text.empty() ? "" : ",") + std::to_string(size);
-  return "(" + text + ")";
+  for (const int64_t size : shape) text += fmt::format("{}{}", text.empty() ? "" : ",", size);
+  return fmt::format("({})", text);
 }
 
 bool is_readable(const std::string& dtype) { return dtype == "F64" || dtype == "F32" || dtype == "F16" || dtype == "BF16"; }

@@ -197,11 +197,13 @@ class ConfigReader {
     if (!rotary) return 0;
     if (!rotary->is_object()) wrong(place, *rotary, "null or an object");
     double theta = 0;
+    for (const char* key : {"rope_type", "type"})
+      if (const auto type = rotary->find(key); type != rotary->end() && *type != "default")
+        unsupported(fmt::format("{}.{}", place, key), *type, "rotary frequencies are the plain powers of rope_theta (type 'default')");
     for (const auto& [key, value] : rotary->items()) {
-      const std::string name = std::string(place) + "." + key;
-      if (key == "rope_type" || key == "type") {
-        if (value != "default") unsupported(name, value, "rotary frequencies are the plain powers of rope_theta (type 'default')");
-      } else if (key == "rope_theta") {
+      const std::string name = fmt::format("{}.{}", place, key);
+      if (key == "rope_type" || key == "type") continue;
+      if (key == "rope_theta") {
         if (!value.is_number() || value.get<double>() <= 0) wrong(name, value, "a number above 0");
         theta = value.get<double>();
       } else if (key == "partial_rotary_factor") {
