@@ -4,6 +4,7 @@
 
 #include "data/tokenizer.h"
 #include "run/data_source.h"
+#include "runtime/error.h"
 
 namespace {
 
