@@ -31,8 +31,13 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<
     fail<ShapeError>("attention", "q {} k {} v {} with {} query heads, {} key/value heads of {}", describe(q), describe(k), describe(v), options.heads,
                      options.kv_heads, options.head_dim);
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) fail<DTypeError>("attention", "q {} k {} v {}: one dtype is needed", describe(q), describe(k), describe(v));
-  if (covered(query_runs) != q.size(0) || covered(key_runs) != k.size(0))
-    fail<ShapeError>("attention", "boundaries cover {} queries and {} keys, but q {} k {}", covered(query_runs), covered(key_runs), describe(q), describe(k));
+  if (covered(query_runs) != q.size(0)) fail<ShapeError>("attention", "boundaries cover {} queries, but q {}", covered(query_runs), describe(q));
+  // Not every key needs a document: a cache has rows that hold no token yet.
+  for (int64_t end = 0; const DocumentRun& run : key_runs) {
+    if (run.local < end || run.length < 1 || int64_t{run.local} + run.length > k.size(0))
+      fail<ShapeError>("attention", "boundaries of keys [{}, {}) do not follow [.., {}) inside of k {}", run.local, int64_t{run.local} + run.length, end, describe(k));
+    end = int64_t{run.local} + run.length;
+  }
   if (options.window < 0) fail<ShapeError>("attention", "window {}; allowed: 0 (none) or more", options.window);
 }
 

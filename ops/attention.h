@@ -30,7 +30,8 @@ struct AttentionPartial {
 };
 
 /// q [Tq, heads * head_dim], k and v [Tk, kv_heads * head_dim], one dtype. Runs say where each token lies in its document (see Documents); the mask is
-/// a matter of them alone. Throws ShapeError, UnsupportedError.
+/// a matter of them alone. Query runs cover all queries; key runs ascend, do not overlap, and may leave rows out, which no query reads (a cache's room).
+/// Throws ShapeError, UnsupportedError.
 AttentionPartial attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
                                    const AttentionOptions& options);
 
