@@ -31,9 +31,15 @@ void forward_rows(const CrossEntropyForwardArgs& args, int64_t begin, int64_t en
     });
     const A most = hn::GetLane(hn::MaxOfLanes(d, largest));
     const auto shift = hn::Set(d, most);
-    const A log_sum = std::log(sum_of(d, args.vocabulary, [&](int64_t i, int64_t n) HWY_ATTR {
-      return exponential(d, hn::Sub(load_first(d, x + i, n, minus_infinity), shift));
-    }));
+    // The terms of the largest logits, e^0 each, are counted apart, so that log1p keeps the digits of a sum that is all but 1.
+    auto tops = hn::Zero(d);
+    const A rest = sum_of(d, args.vocabulary, [&](int64_t i, int64_t n) HWY_ATTR {
+      const auto logit = load_first(d, x + i, n, minus_infinity);
+      const auto top = hn::Eq(logit, shift);
+      tops = hn::Add(tops, hn::IfThenElseZero(top, hn::Set(d, A(1))));
+      return hn::IfThenZeroElse(top, exponential(d, hn::Sub(logit, shift)));
+    });
+    const A log_sum = std::log1p(hn::GetLane(hn::SumOfLanes(d, tops)) - A(1) + rest);
     const A lse = most + log_sum;
     const int32_t target = args.targets[row];
     static_cast<A*>(args.lse)[row] = lse;

@@ -1,0 +1,220 @@
+// Cross-entropy kernels against the literal formula.
+#include "ops/kernel_test.h"
+
+using namespace quire;
+using namespace quire::test;
+
+namespace {
+
+template <class T>
+struct Problem {
+  using A = Accumulator<T>;
+  int64_t rows, vocabulary;
+  double z_weight, scale;
+  std::vector<A> logits;
+  std::vector<int32_t> targets;
+
+  Problem(std::mt19937_64& random, int64_t rows_, int64_t vocabulary_, double z)
+      : rows(rows_), vocabulary(vocabulary_), z_weight(z), scale(1.0 / 37), logits(random_values<A>(random, rows * vocabulary, 4)) {
+    for (int64_t i = 0; i < rows; ++i)
+      targets.push_back(random() % 4 == 0 ? -100 : static_cast<int32_t>(random() % static_cast<uint64_t>(vocabulary)));
+  }
+
+  struct Forward { std::vector<A> lse, nll; };
+  Forward forward(Rank& rank, std::string_view kernel = "vector") const {
+    Forward out{unwritten<A>(rows), unwritten<A>(rows)};
+    run_kernel(rank, CrossEntropyForwardArgs{dtype_of<T>::value, rows, vocabulary, logits.data(), targets.data(), z_weight, out.lse.data(), out.nll.data()}, kernel);
+    close_output(out.lse);
+    close_output(out.nll);
+    return out;
+  }
+  std::vector<T> backward(Rank& rank, const std::vector<A>& lse, std::string_view kernel = "vector") const {
+    std::vector<T> dlogits = unwritten<T>(rows * vocabulary);
+    run_kernel(rank, CrossEntropyBackwardArgs{dtype_of<T>::value, rows, vocabulary, logits.data(), targets.data(), z_weight, lse.data(), &scale, dlogits.data()}, kernel);
+    close_output(dlogits);
+    return dlogits;
+  }
+
+  struct Literal { std::vector<Exact> lse, nll, dlogits; };
+  Literal literal() const {
+    Literal out;
+    for (int64_t r = 0; r < rows; ++r) {
+      const A* x = logits.data() + r * vocabulary;
+      Exact sum = 0;
+      for (int64_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<Exact>(x[i]));  // no overflow: the exponent of Exact is wide
+      const Exact lse = std::log(sum), z = z_weight;
+      const int32_t target = targets[static_cast<size_t>(r)];
+      out.lse.push_back(lse);
+      out.nll.push_back(target == -100 ? 0 : lse - x[target] + z * lse * lse);
+      for (int64_t i = 0; i < vocabulary; ++i)
+        out.dlogits.push_back(target == -100 ? 0 : scale * (std::exp(x[i] - lse) * (1 + 2 * z * lse) - (i == target ? 1 : 0)));
+    }
+    return out;
+  }
+};
+
+const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {1, 2}, {5, 7}, {9, 32}, {70, 257}, {3, 20011}};
+
+template <class T>
+void check_all() {
+  std::mt19937_64 random(1);
+  const auto all = every_rank();
+  for (const auto& [rows, vocabulary] : shapes)
+    for (const double z : {0.0, 1e-2}) {
+      const Problem<T> problem(random, rows, vocabulary, z);
+      const auto exact = problem.literal();
+      const auto plain = problem.forward(all.front().one(), "reference");
+      const auto plain_gradient = problem.backward(all.front().one(), plain.lse, "reference");
+      for (const ThreadRanks& ranks : all) {
+        BOOST_TEST_CONTEXT(ranks.instruction_set << " rows " << rows << " vocabulary " << vocabulary << " z " << z) {
+          const auto forward = problem.forward(ranks.one());
+          const auto gradient = problem.backward(ranks.one(), forward.lse);
+          BOOST_TEST(within_rule(forward.lse, exact.lse, plain.lse));
+          BOOST_TEST(within_rule(forward.nll, exact.nll, plain.nll));
+          // One logit has softmax 1, and with z = 0 nothing is left of its gradient.
+          if (vocabulary > 1) BOOST_TEST(within_rule(gradient, exact.dlogits, plain_gradient));
+          else BOOST_TEST(largest_error(gradient, exact.dlogits) <= 4 * ulp_at<T>(problem.scale));
+          for (const auto& rank : ranks.by_threads) {
+            BOOST_TEST(same_bits(problem.forward(*rank).nll, forward.nll));
+            BOOST_TEST(same_bits(problem.forward(*rank).lse, forward.lse));
+            BOOST_TEST(same_bits(problem.backward(*rank, forward.lse), gradient));
+          }
+        }
+      }
+    }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(cross_entropy_kernel)
+
+BOOST_AUTO_TEST_CASE(f64_follows_the_rule_with_any_threads) { check_all<double>(); }
+BOOST_AUTO_TEST_CASE(f32_follows_the_rule_with_any_threads) { check_all<float>(); }
+BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_with_any_threads) { check_all<bf16>(); }
+
+BOOST_AUTO_TEST_CASE(row_alone_has_the_bits_it_has_among_others) {
+  std::mt19937_64 random(2);
+  for (const ThreadRanks& ranks : every_rank())
+    for (const auto& [rows, vocabulary] : shapes) {
+      const Problem<float> problem(random, rows, vocabulary, 1e-3);
+      const auto forward = problem.forward(ranks.one());
+      const auto gradient = problem.backward(ranks.one(), forward.lse);
+      for (const int64_t row : {int64_t{0}, rows - 1}) {
+        Problem<float> alone = problem;
+        alone.rows = 1;
+        alone.logits = part(problem.logits, row * vocabulary, vocabulary);
+        alone.targets = part(problem.targets, row, 1);
+        const auto result = alone.forward(ranks.one());
+        BOOST_TEST(same_bits(result.lse, part(forward.lse, row, 1)));
+        BOOST_TEST(same_bits(result.nll, part(forward.nll, row, 1)));
+        BOOST_TEST(same_bits(alone.backward(ranks.one(), result.lse), part(gradient, row * vocabulary, vocabulary)));
+      }
+    }
+}
+
+BOOST_AUTO_TEST_CASE(gradient_is_that_of_finite_differences) {
+  std::mt19937_64 random(3);
+  for (const ThreadRanks& ranks : every_rank())
+    for (const double z : {0.0, 0.3}) {
+      const Problem<double> problem(random, 6, 11, z);
+      check_gradient(
+          [&](const std::vector<double>& logits) {
+            Problem<double> moved = problem;
+            moved.logits = logits;
+            const auto nll = moved.forward(ranks.one()).nll;
+            return std::accumulate(nll.begin(), nll.end(), 0.0) * problem.scale;
+          },
+          problem.logits, problem.backward(ranks.one(), problem.forward(ranks.one()).lse), 1e-6);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(ignored_rows_give_exact_zeros_whatever_they_hold) {
+  std::mt19937_64 random(4);
+  for (const ThreadRanks& ranks : every_rank()) {
+    Problem<float> problem(random, 4, 19, 0.1);
+    problem.targets.assign(4, -100);
+    problem.logits[20] = std::numeric_limits<float>::quiet_NaN();
+    problem.logits[50] = std::numeric_limits<float>::infinity();
+    problem.scale = std::numeric_limits<double>::quiet_NaN();
+    const auto forward = problem.forward(ranks.one());
+    BOOST_TEST(same_bits(forward.nll, std::vector<float>(4)));
+    BOOST_TEST(same_bits(problem.backward(ranks.one(), forward.lse), std::vector<float>(4 * 19)));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(nan_and_infinity_in_a_scored_row_are_never_hidden) {
+  std::mt19937_64 random(5);
+  for (const ThreadRanks& ranks : every_rank())
+    for (int64_t at = 0; at < 19; ++at)
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        Problem<float> problem(random, 2, 19, 0);
+        problem.targets = {3, 3};
+        problem.logits[static_cast<size_t>(at)] = bad;
+        const auto forward = problem.forward(ranks.one());
+        BOOST_TEST(!std::isfinite(forward.nll[0]));
+        BOOST_TEST(std::isfinite(forward.nll[1]));
+        const auto gradient = problem.backward(ranks.one(), forward.lse);
+        BOOST_TEST(std::isnan(gradient[static_cast<size_t>(at)]));
+        BOOST_TEST(std::isfinite(gradient[19 + static_cast<size_t>(at)]));
+      }
+}
+
+BOOST_AUTO_TEST_CASE(large_and_masked_logits_are_stable) {
+  for (const ThreadRanks& ranks : every_rank()) {
+    std::mt19937_64 random(6);
+    Problem<float> problem(random, 1, 37, 0);
+    problem.scale = 1;
+    problem.targets = {2};
+    for (const float offset : {1e4f, -1e4f}) {
+      problem.logits.assign(37, -std::numeric_limits<float>::infinity());
+      problem.logits[1] = offset;
+      problem.logits[2] = offset - 1;
+      const auto forward = problem.forward(ranks.one());
+      BOOST_TEST(std::abs(forward.nll[0] - 1.3132617f) < 1e-6f);
+      const auto gradient = problem.backward(ranks.one(), forward.lse);
+      BOOST_TEST(std::abs(gradient[1] - 0.7310586f) < 1e-3f);  // lse itself has a step of 1e-3 here
+      BOOST_TEST(gradient[0] == 0);
+      BOOST_TEST(gradient[36] == 0);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(loss_of_a_sure_prediction_keeps_its_digits) {
+  for (const ThreadRanks& ranks : every_rank()) {
+    std::mt19937_64 random(9);
+    Problem<float> problem(random, 1, 37, 0);
+    problem.targets = {20};
+    problem.logits.assign(37, -20);
+    problem.logits[20] = 0;
+    const double exact = std::log1p(36 * std::exp(-20.0));  // 7e-8, less than the step of f32 at 1
+    BOOST_TEST(std::abs(problem.forward(ranks.one()).nll[0] - exact) <= 1e-6 * exact);
+    problem.logits[7] = 0;  // two largest
+    BOOST_TEST(std::abs(problem.forward(ranks.one()).nll[0] - std::log(2.0)) <= 1e-7);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(uniform_logits_read_the_logarithm_of_the_vocabulary) {
+  for (const ThreadRanks& ranks : every_rank())
+    for (const int64_t vocabulary : {1, 2, 100, 50257}) {
+      std::mt19937_64 random(7);
+      Problem<float> problem(random, 2, vocabulary, 0);
+      problem.targets = {0, static_cast<int32_t>(vocabulary - 1)};
+      std::fill(problem.logits.begin(), problem.logits.end(), 3.5f);
+      for (const float nll : problem.forward(ranks.one()).nll)
+        BOOST_TEST(std::abs(nll - std::log(static_cast<double>(vocabulary))) <= 4 * ulp_at<float>(std::log(static_cast<double>(vocabulary) + 1)));
+    }
+}
+
+BOOST_AUTO_TEST_CASE(control_a_z_loss_left_out_of_the_gradient_is_seen) {
+  std::mt19937_64 random(8);
+  Rank rank;
+  Problem<double> problem(random, 6, 11, 0.1);
+  problem.targets.assign(6, 1);
+  const auto exact = problem.literal();
+  const auto lse = problem.forward(rank).lse;
+  BOOST_TEST(within_rule(problem.backward(rank, lse), exact.dlogits));
+  problem.z_weight = 0;
+  BOOST_TEST(!within_rule(problem.backward(rank, lse), exact.dlogits));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
