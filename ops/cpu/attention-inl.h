@@ -156,8 +156,7 @@ template <class A> HWY_INLINE void store_one(A value, A* to) { *to = value; }
 
 /// Vector of A to storage T, rounded to nearest even.
 template <class D> HWY_INLINE void store(D d, hn::Vec<D> value, hn::TFromD<D>* to) { hn::StoreU(value, d, to); }
-template <class D> HWY_INLINE void store(D, hn::Vec<D> value, bf16* to) {
-  const D d;
+template <class D> HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> value, bf16* to) {
   const hn::RebindToUnsigned<D> du;
   const hn::Rebind<uint16_t, D> half;
   const auto bits = hn::BitCast(du, value);
@@ -215,13 +214,13 @@ HWY_INLINE void transpose_rows(const A* const* rows, int64_t width, A scale, A* 
     for (int64_t j = 0; j < step; ++j) to[i * columns + j] = scale * rows[j][i];
 }
 
-/// One tile of keys transposed: `to` [width, tile keys], scaled; columns past `count` are zeros up to a whole vector.
+/// One tile of keys transposed: `to` [width, tile stride], scaled; columns past `count` are zeros up to a whole vector.
 template <class T, class A = accumulator_t<T>>
 void pack_transposed(const T* base, int64_t stride, const int32_t* tokens, int64_t count, int64_t width, A scale, A* to) {
-  constexpr int64_t step = 16 / sizeof(A), columns = attention_tile_keys<A>;
+  constexpr int64_t step = 16 / sizeof(A), columns = attention_tile_stride<A>;
   alignas(64) A widened[std::is_same_v<T, A> ? 1 : step][std::is_same_v<T, A> ? 1 : attention_largest_head];
   alignas(64) A zeros[attention_largest_head];
-  const int64_t end = attention_padded<A>(count);
+  const int64_t end = chunks_of(count, 4 * step) * 4 * step;  // whole vectors of any width
   if (count < end) std::fill_n(zeros, width, A{0});
   for (int64_t c = 0; c < end; c += step) {
     const A* rows[step];

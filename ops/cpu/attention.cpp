@@ -26,8 +26,8 @@ void run_forward(Rank& rank, const AttentionForwardArgs& args) {
   const AttentionForwardKernels kernels = attention_forward_kernels(rank, args.type);
   const bool wide = args.type == DType::f64;
   const int64_t size = size_of(accumulator_of(args.type));
-  const int64_t padded = wide ? attention_padded<double>(args.head_dim) : attention_padded<float>(args.head_dim);
-  char* shared = workspace.take<char>(args.kv_heads * 2 * plan.shared_tiles * tile_keys(args.type) * padded * size);
+  const int64_t tile = size * (wide ? forward_tile_memory<double>(args.head_dim) : forward_tile_memory<float>(args.head_dim));
+  char* shared = workspace.take<char>(args.kv_heads * plan.shared_tiles * tile);
   const int64_t each = size * (wide ? forward_scratch<double>(plan, args.head_dim) : forward_scratch<float>(plan, args.head_dim));
   char* memory = workspace.take<char>(each * rank.pool().threads());
   for (const AttentionDocument& document : plan.documents) {

@@ -52,11 +52,17 @@ constexpr int64_t attention_unit_queries = 8 * attention_tile_queries;
 /// Largest head size of the block kernels.
 constexpr int64_t attention_largest_head = 256;
 
-/// Elements between packed rows of `head_dim` values: whole vectors of the widest instruction set.
+/// Elements between packed rows of `head_dim` values: whole vectors of the widest instruction set, an odd number of cache lines (so that columns
+/// spread over all sets of the first-level cache).
 template <class A> constexpr int64_t attention_padded(int64_t head_dim) {
-  constexpr int64_t unit = 64 / static_cast<int64_t>(sizeof(A));
-  return (head_dim + unit - 1) / unit * unit;
+  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(A));
+  return (((head_dim + line - 1) / line) | 1) * line;
 }
+/// The same for rows of one tile's keys: scores, and transposed keys and values.
+template <class A> constexpr int64_t attention_tile_stride = attention_padded<A>(attention_tile_keys<A>);
+/// Elements of one tile of keys, transposed and by row.
+template <class A> constexpr int64_t attention_transposed_tile(int64_t head_dim) { return head_dim * attention_tile_stride<A>; }
+template <class A> constexpr int64_t attention_row_tile(int64_t head_dim) { return attention_tile_keys<A> * attention_padded<A>(head_dim); }
 
 /// Groups runs by document. Runs of length zero are ignored. `tile_keys` is the size of a tile.
 AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> query_runs, std::span<const DocumentRun> key_runs,
@@ -83,14 +89,19 @@ struct AttentionRows {
 };
 AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window);
 
-/// Memory of one thread, as the kernels divide it (elements of A and bytes).
+/// Elements of A that tiles of one key/value head take in the forward pass: keys transposed, values by row.
+template <class A> constexpr int64_t forward_tile_memory(int64_t head_dim) {
+  return attention_transposed_tile<A>(head_dim) + attention_row_tile<A>(head_dim);
+}
+/// Elements of A that one thread needs, as the kernels divide them.
 template <class A> int64_t forward_scratch(const AttentionPlan& plan, int64_t head_dim) {
-  const int64_t tile = attention_tile_keys<A>, padded = attention_padded<A>(head_dim);
-  return chunks_of(plan.longest_private, tile) * tile * 2 * padded + attention_tile_queries * (2 * padded + tile);
+  return chunks_of(plan.longest_private, attention_tile_keys<A>) * forward_tile_memory<A>(head_dim) +
+         attention_tile_queries * (2 * attention_padded<A>(head_dim) + attention_tile_stride<A>);
 }
 template <class A> int64_t backward_scratch(int64_t head_dim) {
-  const int64_t padded = attention_padded<A>(head_dim), block = attention_block_keys<A>;
-  return block * 5 * padded + attention_tile_queries * (3 * padded + 2 * attention_tile_keys<A>);
+  constexpr int64_t tiles = attention_block_keys<A> / attention_tile_keys<A>;
+  return tiles * (2 * attention_transposed_tile<A>(head_dim) + 3 * attention_row_tile<A>(head_dim)) +
+         attention_tile_queries * (3 * attention_padded<A>(head_dim) + 2 * attention_tile_stride<A>);
 }
 
 }  // namespace quire

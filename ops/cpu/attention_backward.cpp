@@ -20,24 +20,26 @@ namespace quire::HWY_NAMESPACE {
 namespace {
 
 /// What a thread works with. Keys of a block: transposed by tile (scaled), values transposed by tile, keys by row, and sums dk, dv by row.
-/// Queries of a tile: q, dout and the sum dq by row; probabilities and score gradients [tile queries, tile keys].
+/// Queries of a tile: q, dout and the sum dq by row; probabilities and score gradients [tile queries, tile stride].
 template <class A>
 struct Backward {
   A *keys_transposed, *values_transposed, *keys, *dk, *dv, *query, *dout, *dq, *probabilities, *dscores;
   int64_t padded;
 
   Backward(A* memory, int64_t head_dim) : padded(attention_padded<A>(head_dim)) {
+    constexpr int64_t tiles = attention_block_keys<A> / attention_tile_keys<A>;
     const int64_t block = attention_block_keys<A> * padded, rows = attention_tile_queries * padded;
+    const int64_t transposed = tiles * attention_transposed_tile<A>(head_dim);
     keys_transposed = memory;
-    values_transposed = keys_transposed + block;
-    keys = values_transposed + block;
+    values_transposed = keys_transposed + transposed;
+    keys = values_transposed + transposed;
     dk = keys + block;
     dv = dk + block;
     query = dv + block;
     dout = query + rows;
     dq = dout + rows;
     probabilities = dq + rows;
-    dscores = probabilities + attention_tile_queries * attention_tile_keys<A>;
+    dscores = probabilities + attention_tile_queries * attention_tile_stride<A>;
   }
 };
 
@@ -45,14 +47,14 @@ template <class T, class A = accumulator_t<T>>
 void pack_block(const AttentionBackwardArgs& args, const AttentionDocument& document, int64_t kv_head, int64_t origin, int64_t count,
                 Backward<A>& m) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
-  const int64_t width = args.head_dim;
+  const int64_t width = args.head_dim, transposed = attention_transposed_tile<A>(width);
   const T *k = static_cast<const T*>(args.k) + kv_head * width, *v = static_cast<const T*>(args.v) + kv_head * width;
   for (int64_t begin = 0; begin < count; begin += tile_keys) {
     const int64_t here = std::min(tile_keys, count - begin);
     int32_t local[tile_keys], global[tile_keys];
     locate(document.keys, origin + begin, here, local, global);
-    pack_transposed<T>(k, args.k_row, local, here, width, static_cast<A>(args.scale), m.keys_transposed + begin * width);
-    pack_transposed<T>(v, args.v_row, local, here, width, A{1}, m.values_transposed + begin * width);
+    pack_transposed<T>(k, args.k_row, local, here, width, static_cast<A>(args.scale), m.keys_transposed + begin / tile_keys * transposed);
+    pack_transposed<T>(v, args.v_row, local, here, width, A{1}, m.values_transposed + begin / tile_keys * transposed);
     pack_rows<T>(k, args.k_row, local, here, width, m.keys + begin * m.padded, m.padded);
   }
   std::fill_n(m.dk, count * m.padded, A{0});
@@ -90,7 +92,7 @@ HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t begi
 /// dv += p^T dout and dk += ds^T q over the keys [0, count) of a tile. A group of keys takes only the rows that read one of them.
 template <class A>
 void add_key_gradients(const AttentionRows& rows, int64_t origin, int64_t count, int64_t tile_offset, int64_t vectors, const Backward<A>& m) {
-  constexpr int64_t tile_keys = attention_tile_keys<A>;
+  constexpr int64_t stride = attention_tile_stride<A>;
   int64_t begin = 0, end = rows.count;
   for (int64_t key = 0; key < count; key += tile_rows) {
     const int64_t group = std::min(tile_rows, count - key), low = origin + key, high = low + group;
@@ -98,57 +100,71 @@ void add_key_gradients(const AttentionRows& rows, int64_t origin, int64_t count,
     end = rows.count;
     while (end > begin && rows.first[end - 1] >= high) --end;
     if (begin >= end) continue;
-    const int64_t at = begin * tile_keys + key, place = (tile_offset + key) * m.padded;
-    multiply_rows<A>(group, vectors, end - begin, m.probabilities + at, 1, tile_keys, m.dout + begin * m.padded, m.padded, m.dv + place, m.padded, true);
-    multiply_rows<A>(group, vectors, end - begin, m.dscores + at, 1, tile_keys, m.query + begin * m.padded, m.padded, m.dk + place, m.padded, true);
+    const int64_t at = begin * stride + key, place = (tile_offset + key) * m.padded;
+    multiply_rows<A>(group, vectors, end - begin, m.probabilities + at, 1, stride, m.dout + begin * m.padded, m.padded, m.dv + place, m.padded, true);
+    multiply_rows<A>(group, vectors, end - begin, m.dscores + at, 1, stride, m.query + begin * m.padded, m.padded, m.dk + place, m.padded, true);
   }
 }
 
-/// Queries of one tile and head against keys [origin, origin + count) of the block.
-template <class T, class A = accumulator_t<T>>
-void backward_tile(const AttentionBackwardArgs& args, AttentionRows& rows, int64_t head, int64_t origin, int64_t count, Backward<A>& m,
-                   int64_t& computed) {
-  constexpr int64_t tile_keys = attention_tile_keys<A>;
-  const int64_t lanes = lanes_of<A>(), width = args.head_dim, vectors = chunks_of(width, lanes);
+/// A tile of queries of one head: what it reads of lse and delta.
+template <class A>
+struct BackwardRows {
+  AttentionRows rows;
   A lse[attention_tile_queries], delta[attention_tile_queries];
+};
+
+/// One tile of queries against one tile of keys: [start, start + count), at `offset` in the block. One product after the other over all rows, so
+/// that only one operand has to stay in the first-level cache at a time.
+template <class A>
+void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64_t offset, int64_t width, A scale, const Backward<A>& m, int64_t& computed) {
+  constexpr int64_t stride = attention_tile_stride<A>;
+  const int64_t lanes = lanes_of<A>(), vectors = chunks_of(width, lanes), transposed = offset / attention_tile_keys<A> * attention_transposed_tile<A>(width);
+  const AttentionRows& rows = t.rows;
+  struct Group { int64_t rows, from, to, column, end; } groups[(attention_tile_queries + tile_rows - 1) / tile_rows];
+  for (int64_t row = 0; row < rows.count; row += tile_rows) {
+    Group& g = groups[row / tile_rows];
+    g.rows = std::min(tile_rows, rows.count - row);
+    rows.range(row, row + g.rows, g.from, g.to);
+    g.from = std::max<int64_t>(g.from - start, 0);
+    g.to = std::min(g.to - start, count);
+    if (g.from >= g.to) g.from = g.to = 0;
+    g.column = g.from / lanes * lanes;
+    g.end = chunks_of(g.to, lanes) * lanes;
+    multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.query + row * m.padded, m.padded, 1, m.keys_transposed + transposed + g.column,
+                     stride, m.probabilities + row * stride + g.column, stride, false);
+    computed += g.rows * (g.end - g.column);
+  }
+  for (int64_t row = 0; row < rows.count; row += tile_rows) {
+    const Group& g = groups[row / tile_rows];
+    multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.dout + row * m.padded, m.padded, 1, m.values_transposed + transposed + g.column,
+                     stride, m.dscores + row * stride + g.column, stride, false);
+    for (int64_t r = row; r < row + g.rows; ++r) {
+      // Rows that read nothing at all (lse -infinity) contribute nothing.
+      const int64_t last = t.lse[r] == -std::numeric_limits<A>::infinity() ? 0 : rows.last[r] - start;
+      row_gradient<A>(m.probabilities + r * stride, m.dscores + r * stride, g.column, g.end, rows.first[r] - start, last, t.lse[r], t.delta[r], scale);
+    }
+  }
+  for (int64_t row = 0; row < rows.count; row += tile_rows) {
+    const Group& g = groups[row / tile_rows];
+    if (g.from < g.to)
+      multiply_rows<A>(g.rows, vectors, g.to - g.from, m.dscores + row * stride + g.from, stride, 1, m.keys + (offset + g.from) * m.padded, m.padded,
+                       m.dq + row * m.padded, m.padded, true);
+  }
+  add_key_gradients<A>(rows, start, count, offset, vectors, m);
+}
+
+/// Packs the tile of queries that `t.rows` names, and reads their lse and delta.
+template <class T, class A = accumulator_t<T>>
+void pack_queries(const AttentionBackwardArgs& args, int64_t head, BackwardRows<A>& t, Backward<A>& m) {
+  const AttentionRows& rows = t.rows;
+  const int64_t width = args.head_dim;
   for (int64_t r = 0; r < rows.count; ++r) {
-    lse[r] = static_cast<const A*>(args.lse)[rows.local[r] * args.heads + head];
-    delta[r] = static_cast<const A*>(args.delta)[rows.local[r] * args.heads + head];
+    t.lse[r] = static_cast<const A*>(args.lse)[rows.local[r] * args.heads + head];
+    t.delta[r] = static_cast<const A*>(args.delta)[rows.local[r] * args.heads + head];
   }
   pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, rows.count, width, m.query, m.padded);
   pack_rows<T>(static_cast<const T*>(args.dout) + head * width, args.dout_row, rows.local, rows.count, width, m.dout, m.padded);
   std::fill_n(m.dq, rows.count * m.padded, A{0});
-  for (int64_t tile = 0; tile < count; tile += tile_keys) {
-    const int64_t start = origin + tile, here = std::min(tile_keys, count - tile);
-    int64_t tile_first, tile_last;
-    rows.range(0, rows.count, tile_first, tile_last);
-    if (tile_first >= start + here || tile_last <= start) continue;
-    for (int64_t row = 0; row < rows.count; row += tile_rows) {
-      const int64_t group = std::min(tile_rows, rows.count - row);
-      int64_t first, last;
-      rows.range(row, row + group, first, last);
-      const int64_t from = std::max<int64_t>(first - start, 0), to = std::min(last - start, here);
-      const int64_t column = from < to ? from / lanes * lanes : 0, end = from < to ? chunks_of(to, lanes) * lanes : 0;
-      A *p = m.probabilities + row * tile_keys, *ds = m.dscores + row * tile_keys;
-      if (from < to) {
-        multiply_rows<A>(group, (end - column) / lanes, width, m.query + row * m.padded, m.padded, 1, m.keys_transposed + tile * width + column,
-                         tile_keys, p + column, tile_keys, false);
-        multiply_rows<A>(group, (end - column) / lanes, width, m.dout + row * m.padded, m.padded, 1, m.values_transposed + tile * width + column,
-                         tile_keys, ds + column, tile_keys, false);
-        computed += group * (end - column);
-      }
-      for (int64_t r = row; r < row + group; ++r) {
-        // Rows that read nothing at all (lse -infinity) contribute nothing.
-        const int64_t row_last = lse[r] == -std::numeric_limits<A>::infinity() ? 0 : rows.last[r] - start;
-        row_gradient<A>(m.probabilities + r * tile_keys, m.dscores + r * tile_keys, column, end, rows.first[r] - start, row_last, lse[r], delta[r],
-                        static_cast<A>(args.scale));
-      }
-      if (from < to)
-        multiply_rows<A>(group, vectors, to - from, ds + from, tile_keys, 1, m.keys + (tile + from) * m.padded, m.padded, m.dq + row * m.padded,
-                         m.padded, true);
-    }
-    add_key_gradients<A>(rows, start, here, tile, vectors, m);
-  }
 }
 
 template <class A>
@@ -159,15 +175,21 @@ void add_row(const A* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to) {
 template <class T, class A = accumulator_t<T>>
 void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& document, const AttentionUnit& unit, int64_t origin,
                     int64_t count, Backward<A>& m, int64_t& computed) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim;
   pack_block<T>(args, document, unit.kv_head, origin, count, m);
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
     for (int64_t begin = 0; begin < document.query_count; begin += attention_tile_queries) {
-      AttentionRows rows = attention_rows(document, begin, std::min(attention_tile_queries, document.query_count - begin), args.window);
+      BackwardRows<A> t;
+      t.rows = attention_rows(document, begin, std::min(attention_tile_queries, document.query_count - begin), args.window);
+      const AttentionRows& rows = t.rows;
       int64_t first, last;
       rows.range(0, rows.count, first, last);
       if (first >= origin + count || last <= origin) continue;
-      backward_tile<T>(args, rows, head, origin, count, m, computed);
+      pack_queries<T>(args, head, t, m);
+      for (int64_t offset = 0; offset < count; offset += tile_keys)
+        if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
+          backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, computed);
       A* dq = static_cast<A*>(args.dq);
       for (int64_t r = 0; r < rows.count; ++r)
         add_row(m.dq + r * m.padded, width, dq + (rows.local[r] * args.heads + head) * width);

@@ -18,16 +18,22 @@ HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
 namespace {
 
-/// Keys of one document and key/value head: transposed and scaled by tile [tiles, head_dim, tile keys], values by row [keys, padded].
+/// Where tiles of one document and key/value head lie: keys transposed and scaled [tiles, head_dim, tile stride], values [keys, padded].
+template <class A>
+struct PackedKeys {
+  A *keys, *values;
+};
+
 template <class T, class A = accumulator_t<T>>
-void pack_keys(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t kv_head, int64_t tile, A* keys, A* values) {
+void pack_keys(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t kv_head, int64_t tile, const PackedKeys<A>& packed) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t padded = attention_padded<A>(args.head_dim), count = std::min(tile_keys, document.key_count - tile * tile_keys);
   int32_t local[tile_keys], global[tile_keys];
   locate(document.keys, tile * tile_keys, count, local, global);
   const int64_t head = kv_head * args.head_dim;
-  pack_transposed<T>(static_cast<const T*>(args.k) + head, args.k_row, local, count, args.head_dim, static_cast<A>(args.scale), keys);
-  pack_rows<T>(static_cast<const T*>(args.v) + head, args.v_row, local, count, args.head_dim, values, padded);
+  pack_transposed<T>(static_cast<const T*>(args.k) + head, args.k_row, local, count, args.head_dim, static_cast<A>(args.scale),
+                     packed.keys + tile * attention_transposed_tile<A>(args.head_dim));
+  pack_rows<T>(static_cast<const T*>(args.v) + head, args.v_row, local, count, args.head_dim, packed.values + tile * tile_keys * padded, padded);
 }
 
 /// Turns the scores of one row in columns [begin, end) of a tile into exp(score - maximum), zero outside of [first, last), and brings
@@ -77,85 +83,109 @@ void write_row(const A* HWY_RESTRICT from, A factor, int64_t width, T* HWY_RESTR
   for (; i < width; ++i) store_one(factor * from[i], to + i);
 }
 
-/// Queries of one tile and head against all packed keys.
+/// A tile of queries of one head on its way through the keys.
+template <class A>
+struct ForwardTile {
+  AttentionRows rows;
+  A *query, *out, *scores;  ///< [rows, padded], [rows, padded], [rows, tile stride]
+  A maximum[attention_tile_queries], sum[attention_tile_queries];
+
+  ForwardTile(const AttentionRows& queries, A* memory, int64_t padded)
+      : rows(queries), query(memory), out(query + attention_tile_queries * padded), scores(out + attention_tile_queries * padded) {
+    std::fill_n(out, rows.count * padded, A{0});
+    std::fill_n(maximum, rows.count, -std::numeric_limits<A>::infinity());
+    std::fill_n(sum, rows.count, A{0});
+  }
+};
+
+/// One tile of queries against one tile of keys. Scores of all rows come first, then the weighted values, so that only one operand of the two
+/// products has to stay in the first-level cache at a time.
+template <class A>
+void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys, const A* values, int64_t& computed) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>, stride = attention_tile_stride<A>;
+  const int64_t lanes = lanes_of<A>(), padded = attention_padded<A>(width), vectors = chunks_of(width, lanes), origin = tile * tile_keys;
+  const AttentionRows& rows = t.rows;
+  int64_t from[attention_tile_queries], to[attention_tile_queries];
+  for (int64_t row = 0; row < rows.count; row += tile_rows) {
+    const int64_t group = std::min(tile_rows, rows.count - row);
+    rows.range(row, row + group, from[row], to[row]);
+    from[row] = std::max<int64_t>(from[row] - origin, 0);
+    to[row] = std::min(to[row] - origin, tile_keys);
+    if (from[row] >= to[row]) continue;
+    const int64_t column = from[row] / lanes * lanes, end = chunks_of(to[row], lanes) * lanes;
+    multiply_rows<A>(group, (end - column) / lanes, width, t.query + row * padded, padded, 1, keys + column, stride,
+                     t.scores + row * stride + column, stride, false);
+    computed += group * (end - column);
+    for (int64_t r = row; r < row + group; ++r)
+      online_softmax<A>(t.scores + r * stride, column, end, rows.first[r] - origin, rows.last[r] - origin, t.maximum[r], t.sum[r],
+                        t.out + r * padded, vectors * lanes);
+  }
+  for (int64_t row = 0; row < rows.count; row += tile_rows)
+    if (from[row] < to[row])
+      multiply_rows<A>(std::min(tile_rows, rows.count - row), vectors, to[row] - from[row], t.scores + row * stride + from[row], stride, 1,
+                       values + from[row] * padded, padded, t.out + row * padded, padded, true);
+}
+
+/// Queries [begin, begin + count) of one head against all keys of their document.
 template <class T, class A = accumulator_t<T>>
-void forward_tile(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t head, int64_t begin, int64_t count,
-                  const A* keys, const A* values, A* scratch, int64_t& computed) {
-  constexpr int64_t tile_keys = attention_tile_keys<A>, tile_queries = attention_tile_queries;
-  const int64_t lanes = lanes_of<A>(), width = args.head_dim, padded = attention_padded<A>(width), vectors = chunks_of(width, lanes);
-  const AttentionRows rows = attention_rows(document, begin, count, args.window);
-  A *query = scratch, *out = query + tile_queries * padded, *scores = out + tile_queries * padded;
-  A maximum[tile_queries], sum[tile_queries];
-  pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, count, width, query, padded);
-  std::fill_n(out, count * padded, A{0});
-  std::fill_n(maximum, count, -std::numeric_limits<A>::infinity());
-  std::fill_n(sum, count, A{0});
+void forward_rows(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t head, int64_t begin, int64_t count,
+                  const PackedKeys<A>& packed, A* memory, int64_t& computed) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>;
+  const int64_t width = args.head_dim, padded = attention_padded<A>(width);
+  ForwardTile<A> t(attention_rows(document, begin, count, args.window), memory, padded);
+  const AttentionRows& rows = t.rows;
+  pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, count, width, t.query, padded);
   int64_t first, last;
   rows.range(0, count, first, last);
-  for (int64_t tile = first < last ? first / tile_keys : 0; tile * tile_keys < last; ++tile) {
-    const int64_t origin = tile * tile_keys;
-    for (int64_t row = 0; row < count; row += tile_rows) {
-      const int64_t group = std::min(tile_rows, count - row);
-      rows.range(row, row + group, first, last);
-      const int64_t from = std::max<int64_t>(first - origin, 0), to = std::min(last - origin, tile_keys);
-      if (from >= to) continue;
-      const int64_t column = from / lanes * lanes, end = chunks_of(to, lanes) * lanes;
-      multiply_rows<A>(group, (end - column) / lanes, width, query + row * padded, padded, 1, keys + tile * tile_keys * width + column, tile_keys,
-                       scores + row * tile_keys + column, tile_keys, false);
-      computed += group * (end - column);
-      for (int64_t r = row; r < row + group; ++r)
-        online_softmax<A>(scores + r * tile_keys, column, end, rows.first[r] - origin, rows.last[r] - origin, maximum[r], sum[r],
-                          out + r * padded, vectors * lanes);
-      multiply_rows<A>(group, vectors, to - from, scores + row * tile_keys + from, tile_keys, 1, values + (origin + from) * padded, padded,
-                       out + row * padded, padded, true);
-    }
-    rows.range(0, count, first, last);
-  }
+  for (int64_t tile = first < last ? first / tile_keys : 0; tile * tile_keys < last; ++tile)
+    forward_tile<A>(t, tile, width, packed.keys + tile * attention_transposed_tile<A>(width), packed.values + tile * tile_keys * padded, computed);
   for (int64_t r = 0; r < count; ++r) {
     const bool empty = rows.first[r] >= rows.last[r];
-    const A factor = empty ? A{0} : A{1} / sum[r];
+    const A factor = empty ? A{0} : A{1} / t.sum[r];
     const int64_t place = rows.local[r] * args.out_row + head * width;
-    if (args.accumulate_out) write_row(out + r * padded, factor, width, static_cast<A*>(args.out) + place);
-    else write_row(out + r * padded, factor, width, static_cast<T*>(args.out) + place);
+    if (args.accumulate_out) write_row(t.out + r * padded, factor, width, static_cast<A*>(args.out) + place);
+    else write_row(t.out + r * padded, factor, width, static_cast<T*>(args.out) + place);
     static_cast<A*>(args.lse)[rows.local[r] * args.heads + head] =
-        empty ? -std::numeric_limits<A>::infinity() : maximum[r] + std::log(sum[r]);
+        empty ? -std::numeric_limits<A>::infinity() : t.maximum[r] + std::log(t.sum[r]);
   }
+}
+
+/// Memory shared by the threads: [kv_heads, shared tiles, head_dim, tile stride], then [kv_heads, shared tiles, tile keys, padded].
+template <class A>
+PackedKeys<A> shared_keys(const AttentionForwardArgs& args, const AttentionPlan& plan, const AttentionDocument& document, int64_t kv_head,
+                          void* shared) {
+  const int64_t transposed = attention_transposed_tile<A>(args.head_dim), by_row = attention_row_tile<A>(args.head_dim);
+  const int64_t tile = kv_head * plan.shared_tiles + document.shared_tile;
+  A* keys = static_cast<A*>(shared);
+  return {keys + tile * transposed, keys + args.kv_heads * plan.shared_tiles * transposed + tile * by_row};
 }
 
 template <class T, class A = accumulator_t<T>>
 int64_t forward_unit(const AttentionForwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* shared, void* memory) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
-  const int64_t padded = attention_padded<A>(args.head_dim), tiles = chunks_of(plan.longest_private, tile_keys);
-  A* scratch = static_cast<A*>(memory);
+  const int64_t tiles = chunks_of(plan.longest_private, tile_keys);
+  A* const private_keys = static_cast<A*>(memory);
+  A* const scratch = private_keys + tiles * forward_tile_memory<A>(args.head_dim);
   int64_t computed = 0;
   for (int32_t index = unit.document; index < unit.document + unit.documents; ++index) {
     const AttentionDocument& document = plan.documents[index];
-    A *keys = scratch, *values = keys + tiles * tile_keys * padded;
-    A* tile_memory = values + tiles * tile_keys * padded;
-    if (document.shared_tile >= 0) {
-      const int64_t size = plan.shared_tiles * tile_keys * padded;
-      keys = static_cast<A*>(shared) + unit.kv_head * 2 * size + document.shared_tile * tile_keys * padded;
-      values = keys + size;
-    } else {
-      for (int64_t tile = 0; tile * tile_keys < document.key_count; ++tile)
-        pack_keys<T>(args, document, unit.kv_head, tile, keys + tile * tile_keys * args.head_dim, values + tile * tile_keys * padded);
-    }
+    PackedKeys<A> packed{private_keys, private_keys + tiles * attention_transposed_tile<A>(args.head_dim)};
+    if (document.shared_tile >= 0) packed = shared_keys<A>(args, plan, document, unit.kv_head, shared);
+    else
+      for (int64_t tile = 0; tile * tile_keys < document.key_count; ++tile) pack_keys<T>(args, document, unit.kv_head, tile, packed);
     const int64_t end = std::min(unit.row_end, document.query_count);
     for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
       for (int64_t begin = unit.row_begin; begin < end; begin += attention_tile_queries)
-        forward_tile<T>(args, document, head, begin, std::min(attention_tile_queries, end - begin), keys, values, tile_memory, computed);
+        forward_rows<T>(args, document, head, begin, std::min(attention_tile_queries, end - begin), packed, scratch, computed);
   }
   return computed;
 }
 
-/// Packs one tile of a document's keys in shared memory [kv_heads, 2, shared tiles, tile keys, padded].
+/// Packs one tile of a document's keys in shared memory.
 template <class T, class A = accumulator_t<T>>
 void forward_pack(const AttentionForwardArgs& args, const AttentionPlan& plan, const AttentionDocument& document, int64_t kv_head, int64_t tile,
                   void* shared) {
-  constexpr int64_t tile_keys = attention_tile_keys<A>;
-  const int64_t padded = attention_padded<A>(args.head_dim), size = plan.shared_tiles * tile_keys * padded;
-  A* keys = static_cast<A*>(shared) + kv_head * 2 * size + document.shared_tile * tile_keys * padded;
-  pack_keys<T>(args, document, kv_head, tile, keys + tile * tile_keys * args.head_dim, keys + size + tile * tile_keys * padded);
+  pack_keys<T>(args, document, kv_head, tile, shared_keys<A>(args, plan, document, kv_head, shared));
 }
 
 }  // namespace
