@@ -1,0 +1,180 @@
+#include "run/session.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+
+#include "ops/cpu/instruction_set.h"
+#include "run/machine.h"
+#include "run/training_state.h"
+#include "runtime/digest.h"
+
+namespace quire {
+
+namespace {
+
+RankOptions rank_options(const Config& config) {
+  RankOptions options;
+  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : usable_processors();
+  options.pin_threads = config.run.pin_threads;
+  options.memory_limit = config.run.memory_limit;
+  options.instruction_set = config.run.instruction_set;
+  for (const std::string& choice : config.run.kernels) {
+    const size_t equals = choice.find('=');
+    options.kernels[choice.substr(0, equals)] = choice.substr(equals + 1);
+  }
+  return options;
+}
+
+/// Evaluation is the run's last word: it needs no choice of interval to happen at the end.
+bool due(int64_t interval, int64_t step, bool last) { return last || (interval > 0 && step % interval == 0); }
+
+}  // namespace
+
+Session::Session(const Config& config, FileSystem& fs)
+    : config_(config), fs_(fs), folder_(config.run.dir, fs), log_(std::make_unique<Log>(fs, folder_.file("log.txt"))), resident_at_start_(resident_bytes()),
+      rank_(rank_options(config)), data_(open_data(config, fs)) {
+  folder_.store_config(config_);
+  trainer_ = std::make_unique<Trainer>(rank_, config_);
+  loader_ = std::make_unique<Loader>(data_.train, loader_settings(config_));
+  resume();
+  trainer_->rehearse();
+  peak_flops_ = measure_peak_flops(rank_, config_.dtype());
+  progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get());
+  print_start();
+  upcoming_state_ = loader_->state();
+  read_ahead();
+}
+
+Session::~Session() = default;
+
+void Session::read_ahead() {
+  if (trainer_->steps_done() >= config_.train.max_steps) return;
+  upcoming_ = loader_->next_step();
+  upcoming_state_ = loader_->state();
+}
+
+LoadedStep Session::next_batch() {
+  if (trainer_->steps_done() >= config_.train.max_steps) return {};
+  LoadedStep batch = std::move(upcoming_);
+  state_ = upcoming_state_;
+  if (!batch.empty()) {
+    upcoming_ = loader_->next_step();
+    upcoming_state_ = loader_->state();
+  }
+  step_start_ = std::chrono::steady_clock::now();
+  return batch;
+}
+
+void Session::resume() {
+  std::optional<LoadedState> loaded = load_training_state(fs_, folder_.path(), config_.checkpoint.load_path, rank_, *trainer_);
+  if (!loaded) {
+    folder_.truncate_metrics_after(0);
+    state_ = loader_->state();
+    return;
+  }
+  for (const std::string& text : loaded->damaged) notes_.push_back("note: " + text);
+  if (loaded->same_run) {
+    loader_->restore(loaded->packing);
+    saved_step_ = trainer_->steps_done();
+  }
+  folder_.truncate_metrics_after(trainer_->steps_done());
+  state_ = loader_->state();
+}
+
+void Session::print_start() {
+  const auto mebibytes = [](int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); };
+  progress_->line(machine_line(rank_));
+  std::string kernels;
+  std::map<std::string, std::string> choices;
+  for (const auto& [op, kernel] : rank_.chosen_kernels()) {
+    kernels += fmt::format("{}{} {}", kernels.empty() ? "" : ", ", op, kernel);
+    choices["kernel." + op] = kernel;
+  }
+  choices["instruction_set"] = std::string(instruction_set(rank_));
+  const auto before = folder_.choices();
+  const auto old_set = before.find("instruction_set");
+  if (old_set != before.end() && old_set->second != choices["instruction_set"])
+    progress_->line(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));
+  folder_.store_choices(choices);
+  progress_->line("kernels: " + kernels);
+  const CorpusTotals totals = data_.train->totals();
+  progress_->line(fmt::format("data: {} ({} documents, {} tokens, digest {}){}", config_.data.dataset_path, totals.documents, totals.tokens, to_hex(data_.train->digest()),
+                              data_.held_out ? fmt::format("; held out: {} documents", data_.held_out->document_count()) : ""));
+  progress_->line(fmt::format("model: {} parameters, {}, {} layers; step: {} rows of {} tokens in {} microbatches; run folder: {}", trainer_->model().parameters().elements(),
+                              config_.train.mixed_precision, config_.model.n_layers, config_.train.global_batch_size, config_.train.seq_len, config_.microbatches(),
+                              folder_.path()));
+  std::string table = "memory:";
+  int64_t total = resident_at_start_;
+  for (int c = 0; c < category_count; ++c) {
+    const int64_t peak = rank_.allocator().counters(static_cast<Category>(c)).peak;
+    if (peak == 0) continue;
+    table += fmt::format(" {} {},", name_of(static_cast<Category>(c)), mebibytes(peak));
+    total += peak;
+  }
+  progress_->line(fmt::format("{} program {}; in all {}", table, mebibytes(resident_at_start_), mebibytes(total)));
+  for (const std::string& note : notes_) progress_->line(note);
+  if (trainer_->steps_done() > 0) progress_->line(fmt::format("resuming after step {}", trainer_->steps_done()));
+}
+
+Evaluation Session::evaluate() {
+  progress_->task("evaluating", 0);
+  return trainer_->evaluate(data_.held_out, config_.eval.steps);
+}
+
+void Session::record(const LoadedStep& batch, const StepResult& result) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step_start_).count();
+  const bool last = result.step >= config_.train.max_steps || upcoming_.empty();
+  StepMetrics metrics;
+  metrics.step = result.step;
+  metrics.epoch = batch.plan.epoch;
+  metrics.loss = result.loss;
+  metrics.valid_tokens = result.valid_tokens;
+  metrics.tokens = result.tokens;
+  metrics.grad_norm = result.gradient_norm;
+  metrics.lr = result.learning_rate;
+  metrics.skipped = result.skipped;
+  metrics.useful_pairs = result.useful_pairs;
+  metrics.computed_pairs = result.computed_pairs;
+  metrics.padding = result.padding;
+  metrics.step_ms = seconds * 1e3;
+  metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
+  metrics.peak_share_useful = training_flops(config_.model, result.tokens, static_cast<double>(result.useful_pairs)) / seconds / peak_flops_;
+  metrics.peak_share_causal = training_flops(config_.model, result.tokens, static_cast<double>(result.causal_pairs)) / seconds / peak_flops_;
+  metrics.resident_bytes = resident_bytes();
+  if (result.skipped && result.valid_tokens > 0) {
+    ++non_finite_steps_;
+    for (const std::string& name : trainer_->optimizer().non_finite()) metrics.non_finite += (metrics.non_finite.empty() ? "" : ", ") + name;
+    if (metrics.non_finite.empty()) metrics.non_finite = "loss";
+  }
+  progress_->step(result.step);
+  if (data_.held_out && due(config_.eval.interval, result.step, last)) {
+    const Evaluation evaluation = evaluate();
+    metrics.eval_loss = evaluation.loss;
+    metrics.eval_bits_per_byte = evaluation.bits_per_byte;
+  }
+  if (result.step == 1 || due(config_.metrics.log_interval, result.step, last) || metrics.eval_loss || result.skipped) {
+    folder_.append_metrics(metrics);
+    progress_->logged(metrics);
+    if (result.skipped)
+      progress_->line(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
+                                               : fmt::format("step {}: not finite: {}; no weight changed ({} such steps so far)", result.step, metrics.non_finite, non_finite_steps_));
+  }
+  if (config_.checkpoint.interval > 0 && result.step % config_.checkpoint.interval == 0) save();
+}
+
+void Session::save() {
+  save_training_state(fs_, folder_.path(), *trainer_, state_, *data_.train, config_.checkpoint.keep_last_n);
+  saved_step_ = trainer_->steps_done();
+}
+
+void Session::finish(int signal) {
+  if (saved_step_ != trainer_->steps_done()) save();
+  progress_->finish();
+  if (signal != 0)
+    progress_->line(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : "SIGTERM", trainer_->steps_done()));
+  else
+    progress_->line(fmt::format("done: {} steps; checkpoint in {}", trainer_->steps_done(), folder_.checkpoints()));
+}
+
+}  // namespace quire

@@ -1,0 +1,96 @@
+#include "run/training_state.h"
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/checkpoint.h"
+
+namespace quire {
+
+namespace {
+
+using nlohmann::json;
+
+/// Calls body(kind, parameter, tensor) for everything that a checkpoint holds.
+template <class Body>
+void for_tensors(Trainer& trainer, Body&& body) {
+  ParameterSet& parameters = trainer.model().parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    body("parameter", p, p.value);
+    if (!p.master.shares_storage(p.value)) body("master", p, p.master);
+    body("moment1", p, trainer.optimizer().moment1(i));
+    body("moment2", p, trainer.optimizer().moment2(i));
+  }
+}
+
+json parse_state(const CheckpointReader& reader) {
+  json state = json::parse(reader.state(), nullptr, false);
+  if (!state.is_object() || state.value("format", 0) != 1)
+    fail<DataError>("checkpoint", "{}: its state is of no format known here; allowed: format 1", reader.folder());
+  return state;
+}
+
+/// Weights of another run, in whatever dtype they were saved: masters where there are some, else parameters.
+void load_weights(CheckpointReader& reader, Rank& rank, Trainer& trainer) {
+  ParameterSet& parameters = trainer.model().parameters();
+  for (Parameter& p : parameters) {
+    const std::string kind = reader.contains("master", p.name) ? "master" : "parameter";
+    for (const CheckpointReader::Entry& entry : reader.entries()) {
+      if (entry.kind != kind || entry.name != p.name) continue;
+      if (entry.dtype != p.master.dtype())
+        fail<ConfigError>("checkpoint.load_path", "{} holds {} as {}, this run keeps its weights as {}; set train.mixed_precision alike", reader.folder(), p.name,
+                          name_of(entry.dtype), name_of(p.master.dtype()));
+    }
+    reader.read(kind, p.name, p.master);
+  }
+  parameters.values_from_masters(rank);
+}
+
+}  // namespace
+
+void save_training_state(FileSystem& fs, const std::string& run_folder, Trainer& trainer, const PackingState& packing, const Corpus& corpus, int64_t keep_last_n) {
+  std::vector<CheckpointTensor> tensors;
+  for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) {
+    tensors.push_back({p.name, kind, p.shape, std::vector<int64_t>(static_cast<size_t>(p.shape.dims()), 0), tensor});
+  });
+  json state;
+  state["format"] = 1;
+  state["step"] = trainer.steps_done();
+  state["config"] = to_toml(trainer.config());
+  state["tokenizer"] = corpus.info().tokenizer;
+  state["bos"] = corpus.bos() ? json(*corpus.bos()) : json(nullptr);
+  state["eos"] = corpus.eos();
+  state["vocabulary_size"] = corpus.vocabulary_size();
+  state["adam_step"] = trainer.optimizer().adam_step();
+  state["skipped_in_a_row"] = trainer.skipped_in_a_row();
+  state["packing"] = json::parse(packing.to_json());
+  save_checkpoint(fs, run_folder, trainer.steps_done(), tensors, state.dump(1), keep_last_n);
+}
+
+std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string& run_folder, const std::string& load_path, Rank& rank, Trainer& trainer) {
+  LoadedState result;
+  const CheckpointSearch own = latest_checkpoint(fs, run_folder);
+  result.damaged = own.damaged;
+  if (!own.found()) {
+    if (load_path.empty()) return result.damaged.empty() ? std::nullopt : std::optional(result);
+    const CheckpointSearch other = latest_checkpoint(fs, load_path);
+    CheckpointReader reader(fs, other.found() ? other.folder : load_path, CheckpointCheck::sizes);
+    load_weights(reader, rank, trainer);
+    return result;
+  }
+  CheckpointReader reader(fs, own.folder, CheckpointCheck::sizes);
+  const json state = parse_state(reader);
+  for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) { reader.read(kind, p.name, tensor); });
+  trainer.set_steps_done(reader.step());
+  try {
+    trainer.optimizer().set_adam_step(state.at("adam_step").get<int64_t>());
+    trainer.set_skipped_in_a_row(state.at("skipped_in_a_row").get<int64_t>());
+    result.packing = PackingState::from_json(state.at("packing").dump());
+  } catch (const json::exception& error) {
+    fail<DataError>("checkpoint", "{}: state.json: {}", own.folder, error.what());
+  }
+  result.same_run = true;
+  return result;
+}
+
+}  // namespace quire
