@@ -58,17 +58,17 @@ struct Config {
   };
   struct Data {
     std::string dataset_path;            ///< folder made by prepare, or a .bin, .npy or text file
-    bool pack_sequences = true;
+    bool pack_sequences = true;          ///< false = one document, or piece of one, per row
     std::string strategy = "concat";     ///< concat, bfd
-    std::string overflow = "split";      ///< split, truncate, refuse: a document longer than a row, bfd only
-    int64_t buffer_documents = 4096;     ///< documents that bfd looks at together
+    std::string overflow = "split";      ///< split, truncate, refuse: a document longer than a row, not concat
+    int64_t buffer_documents = 8192;     ///< documents that bfd looks at together
     double eval_fraction = 0;            ///< share of the documents held out
     std::string eval_path;               ///< held-out documents of their own
     int64_t epochs = 0;                  ///< the run also ends after this many; 0 = no such end
     bool shuffle = true;
-    std::string tokenizer = "bytes";     ///< for text files
+    std::string tokenizer = "byte";      ///< for text files
     std::string separator;               ///< line between two documents of a text file; "" = the file is one document
-    std::string tokens_dtype;            ///< u8, u16, u32, i32, i64: of a raw .bin file
+    std::string tokens_dtype;            ///< u16, u32, i32, i64: of a raw .bin file
     int64_t eos_id = -1;                 ///< of .bin and .npy files; -1 = not given
     bool operator==(const Data&) const = default;
   };

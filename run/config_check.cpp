@@ -95,7 +95,7 @@ void check_data(const Config& config, const ConfigPlaces& places, const std::str
   if (data.eval_fraction > 0 && !data.eval_path.empty())
     fail<ConfigError>(place("data.eval_fraction"), "data.eval_fraction is {} and data.eval_path is {}; allowed: one of the two", data.eval_fraction,
                       toml_text(data.eval_path));
-  if (data.strategy == "concat" && data.overflow != "split")
+  if (data.pack_sequences && data.strategy == "concat" && data.overflow != "split")
     fail<ConfigError>(place("data.overflow"), "data.overflow is {} but data.strategy is \"concat\", which cuts documents at the ends of rows; allowed: "
                       "\"split\", or data.strategy = \"bfd\"", toml_text(data.overflow));
   if (data.eval_fraction == 0 && data.eval_path.empty() && (config.eval.interval > 0 || config.eval.steps > 0)) {

@@ -115,10 +115,10 @@ void add_optimizer(std::vector<ConfigKey>& keys) {
 void add_data(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("data", "dataset_path", SLOT(data.dataset_path),
                               "Folder made by `prepare`, or a `.bin`, `.npy` or text file. Required. (A resumed run compares the data's digest.)")));
-  keys.push_back(later(text("data", "pack_sequences", SLOT(data.pack_sequences), "Several documents in a row, kept apart."),
-                       "rows are always packed, and documents are always kept apart"));
+  keys.push_back(text("data", "pack_sequences", SLOT(data.pack_sequences),
+                      "Several documents in a row, kept apart. false: every document, or piece of one, has a row of its own."));
   keys.push_back(choice("data", "strategy", SLOT(data.strategy), {"concat", "bfd"},
-                        "`concat`: the stream cut into rows; `bfd`: best-fit decreasing, whole documents."));
+                        "How rows are packed. `concat`: the stream cut into rows; `bfd`: best-fit decreasing, whole documents."));
   keys.push_back(choice("data", "overflow", SLOT(data.overflow), {"split", "truncate", "refuse"},
                         "What bfd does with a document longer than a row; concat always splits."));
   keys.push_back(number("data", "buffer_documents", SLOT(data.buffer_documents), 1, most_rows, "Documents that bfd fits together at a time."));
@@ -126,9 +126,9 @@ void add_data(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("data", "eval_path", SLOT(data.eval_path), "Held-out documents of their own, in any form `dataset_path` takes.")));
   keys.push_back(differs(number("data", "epochs", SLOT(data.epochs), 0, most_count, "The run also ends after this many epochs. 0: only `train.max_steps` ends it.")));
   keys.push_back(text("data", "shuffle", SLOT(data.shuffle), "Documents in another order each epoch."));
-  keys.push_back(choice("data", "tokenizer", SLOT(data.tokenizer), {"bytes"}, "Tokenizer of text files."));
+  keys.push_back(choice("data", "tokenizer", SLOT(data.tokenizer), {"byte"}, "Tokenizer of text files."));
   keys.push_back(text("data", "separator", SLOT(data.separator), "Line between two documents of a text file. \"\": the file is one document."));
-  keys.push_back(choice("data", "tokens_dtype", SLOT(data.tokens_dtype), {"", "u8", "u16", "u32", "i32", "i64"},
+  keys.push_back(choice("data", "tokens_dtype", SLOT(data.tokens_dtype), {"", "u16", "u32", "i32", "i64"},
                         "Element type of a raw `.bin` file; never guessed."));
   keys.push_back(number("data", "eos_id", SLOT(data.eos_id), -1, most_count, "Token that ends a document in `.bin` and `.npy` files; never guessed. -1: not given."));
 }

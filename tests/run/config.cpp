@@ -78,14 +78,14 @@ stable_steps = 7
 min_lr_ratio = 0.25
 [data]
 dataset_path = "shards"
-pack_sequences = true
+pack_sequences = false
 strategy = "bfd"
 overflow = "truncate"
 buffer_documents = 99
 eval_fraction = 0.125
 epochs = 3
 shuffle = false
-tokenizer = "bytes"
+tokenizer = "byte"
 separator = "%"
 tokens_dtype = "u16"
 eos_id = 256
@@ -254,8 +254,6 @@ BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
   for (const std::string key : {"cp", "tp", "pp", "dp_replicate", "dp_shard"})
     refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", "this build runs one process for now", "allowed: 1"});
   refused("", {"[command line]", "distributed.pp_schedule", "allowed: \"1f1b\""}, {"distributed.pp_schedule=gpipe"});
-  refused("[data]\npack_sequences = false\n", {"toml"});  // a second [data] is no TOML
-  refused("", {"data.pack_sequences is false", "allowed: true"}, {"data.pack_sequences=false"});
   refused("[run]\ndevice = \"cuda\"\n", {"run.device is \"cuda\"", "no CUDA backend", "\"auto\" or \"cpu\""});
   refused("[model]\nattention_backend = \"cudnn\"\n", {"no CUDA backend"});
   BOOST_TEST(parse("[distributed]\ndp_shard = -1\npp = 1\n").distributed.dp_shard == 1);
@@ -298,6 +296,7 @@ BOOST_AUTO_TEST_CASE(contradictions_are_refused) {
   refused("[scheduler]\nname = \"constant\"\ndecay_steps = 10\n", {"[test.toml:5]", "constant"});
   refused("", {"data.overflow is \"refuse\"", "concat"}, {"data.overflow=refuse"});
   refused("[model]\nmax_seq_len = 100\n", {"[test.toml:4]", "model.max_seq_len is 100", "train.seq_len = 1024"});
+  BOOST_TEST(parse("", {"data.overflow=refuse", "data.pack_sequences=false"}).data.overflow == "refuse");
   BOOST_TEST(parse("[train]\nseq_len = 5000\n").model.max_seq_len == 5000);
   check_error<ConfigError>([&] { parse_config("", "none.toml"); }, {"[none.toml]", "data.dataset_path is not set"});
 }
@@ -332,6 +331,7 @@ BOOST_AUTO_TEST_CASE(broken_toml_names_its_line) {
   refused("[train]\nseq_len = \n", {"[test.toml:4]", "not valid TOML"});
   refused("[train]\nseq_len = 1\nseq_len = 2\n", {"[test.toml:5]"});
   refused("[train]\nseq_len = 99999999999999999999\n", {"[test.toml:4]"});
+  refused("[data]\nshuffle = false\n", {"[test.toml:3]", "not valid TOML"});  // [data] a second time
   refused("# \xff\xfe\n", {"test.toml", "not valid TOML"});
 }
 

@@ -1,0 +1,57 @@
+#include "run/signals.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "runtime/error.h"
+
+namespace quire {
+namespace {
+
+// What a signal handler can reach is static by nature; it is only in use while the one StopSignals lives.
+std::atomic<int> received{0};
+std::atomic<bool> in_use{false};
+std::atomic<bool> tells_terminal{false};
+struct sigaction previous_term, previous_int;
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+/// Calls only what signal-safety(7) allows.
+void handle(int signal) {
+  const int saved = errno;
+  int none = 0;
+  if (received.compare_exchange_strong(none, signal)) {
+    constexpr char text[] = "\nstopping after this step (once more: at once)\n";
+    if (signal == SIGINT && tells_terminal.load() && ::write(STDERR_FILENO, text, sizeof text - 1) < 0) {
+    }  // a terminal that is gone changes nothing
+  } else if (signal == SIGINT) {
+    ::_exit(130);
+  }
+  errno = saved;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  if (in_use.exchange(true)) fail<StateError>("signals", "a StopSignals exists already; allowed: one at a time");
+  received = 0;
+  tells_terminal = ::isatty(STDERR_FILENO) == 1;
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGTERM, &action, &previous_term);
+  ::sigaction(SIGINT, &action, &previous_int);
+}
+
+StopSignals::~StopSignals() {
+  ::sigaction(SIGTERM, &previous_term, nullptr);
+  ::sigaction(SIGINT, &previous_int, nullptr);
+  in_use = false;
+}
+
+int StopSignals::signal() const { return received.load(); }
+
+}  // namespace quire
