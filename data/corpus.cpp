@@ -99,8 +99,7 @@ class CorpusPart final : public Corpus {
 bool ends_with(std::string_view text, std::string_view end) { return text.size() >= end.size() && text.substr(text.size() - end.size()) == end; }
 
 std::string format_of(const std::string& path, FileSystem& fs) {
-  if (!fs.exists(path)) fail<FileError>("corpus", "'{}' does not exist; tools/prepare makes a corpus from text", path);
-  if (fs.exists(path + "/index.json")) return "shards";
+  if (fs.exists(path + "/index.json") || fs.exists(path + "/index.bin")) return "shards";
   for (const char* format : {"npy", "txt", "jsonl", "bin"})
     if (ends_with(path, std::string(".") + format)) return format == std::string("bin") ? "raw" : format == std::string("txt") ? "text" : format;
   std::unique_ptr<File> file;
@@ -119,8 +118,8 @@ std::string format_of(const std::string& path, FileSystem& fs) {
 }  // namespace
 
 std::shared_ptr<const Corpus> Corpus::open(const std::string& path, const CorpusOptions& options, FileSystem& fs) {
-  std::string format = format_of(path, fs);
-  if (!options.format.empty()) format = options.format;
+  if (!fs.exists(path)) fail<FileError>("corpus", "'{}' does not exist; tools/prepare makes a corpus from text", path);
+  const std::string format = options.format.empty() ? format_of(path, fs) : options.format;
   if (format == "shards") return open_shards(path, options, fs);
   if (format == "raw" || format == "npy") return open_raw(path, format, options, fs);
   if (format == "text" || format == "jsonl") return open_text(path, format, options, fs);

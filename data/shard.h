@@ -58,6 +58,7 @@ class ShardWriter final : public DocumentSink {
   std::string file_name(const char* kind, size_t shard) const;
   void open_output(Output& output, const std::string& path, const char* magic, int64_t unit);
   void close_output(Output& output);
+  void discard() noexcept;
   void begin_shard();
   void begin_masks();
   void put_tokens(std::span<const int32_t> tokens);

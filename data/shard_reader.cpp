@@ -276,7 +276,6 @@ class ShardCorpus final : public Corpus {
 }  // namespace
 
 std::shared_ptr<const Corpus> open_shards(const std::string& path, const CorpusOptions& options, FileSystem& fs) {
-  if (!fs.exists(path)) fail<FileError>("shards", "'{}' does not exist; tools/prepare makes a corpus", path);
   if (!fs.exists(path + "/index.json"))
     fail<DataError>("shards", "'{}' has no index.json: it is no corpus, or preparing it did not finish; tools/prepare makes one", path);
   return std::make_shared<ShardCorpus>(path, options, fs);

@@ -50,17 +50,25 @@ ShardWriter::ShardWriter(std::string path, const ShardOptions& options, FileSyst
     fail<DataError>("shards", "BOS id {} is outside the vocabulary [0, {})", *options.bos, options.vocabulary_size);
   if (fs_.exists(path_)) fail<FileError>("shards", "'{}' is there already; remove it or choose another folder", path_);
   fs_.remove_all(beside_);
-  fs_.make_directories(beside_);
-  open_output(index_, beside_ + "/index.bin", index_magic, sizeof(Entry));
-  begin_shard();
+  try {
+    fs_.make_directories(beside_);
+    open_output(index_, beside_ + "/index.bin", index_magic, sizeof(Entry));
+    begin_shard();
+  } catch (...) {
+    discard();
+    throw;
+  }
 }
 
 ShardWriter::~ShardWriter() {
-  if (finished_) return;
+  if (!finished_) discard();
+}
+
+void ShardWriter::discard() noexcept {
   for (Output* output : {&tokens_, &mask_, &index_}) output->file.reset();
   try {
     fs_.remove_all(beside_);
-  } catch (const std::exception&) {  // a destructor reports nothing; the next writer removes it
+  } catch (const std::exception&) {  // the error that led here matters more; the next writer removes what is left
   }
 }
 
