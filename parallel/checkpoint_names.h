@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace quire {
 
@@ -27,6 +28,12 @@ inline std::optional<int64_t> step_of(std::string_view name) {
     step = 10 * step + (digit - '0');
   }
   return step;
+}
+
+inline std::string comma_separated(const std::vector<int64_t>& values) {
+  std::string text;
+  for (const int64_t value : values) text += fmt::format("{}{}", text.empty() ? "" : ",", value);
+  return text;
 }
 
 }  // namespace quire

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -95,7 +93,7 @@ void CheckpointReader::read(const std::string& kind, const std::string& name, co
   }
   if (!inside)
     fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}': a slice {} at ({}) does not lie inside", kind, name, to_string(shape), folder_,
-                     to_string(into.shape()), fmt::join(offset, ","));
+                     to_string(into.shape()), comma_separated(offset));
   if (into.elements() == 0) return;
   for (const size_t piece : from.pieces) read_piece(piece, offset, into);
 }

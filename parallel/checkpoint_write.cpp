@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -67,7 +65,7 @@ void check_tensor(const CheckpointTensor& tensor) {
   }
   if (!fits)
     fail<ShapeError>("checkpoint", "{} '{}': a slice {} at ({}) does not lie in {}", tensor.kind, tensor.name, to_string(local),
-                     fmt::join(tensor.offset, ","), to_string(global));
+                     comma_separated(tensor.offset), to_string(global));
 }
 
 /// `name`, or `name[0:4,2:8]` where it is a part.

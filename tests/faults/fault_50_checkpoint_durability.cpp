@@ -1,5 +1,6 @@
 // FAULTS.md entry 50: a checkpoint was called the latest before it was durable. Here: whatever dies, fills or fails at whatever
-// operation, the latest complete checkpoint loads, and it is the one before or the new one.
+// operation, the latest complete checkpoint loads, and it is the one before or the new one. (Its other half, that any layout loads any
+// checkpoint, is tested in tests/parallel/checkpoint.cpp.)
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -117,18 +118,60 @@ BOOST_AUTO_TEST_CASE(the_first_checkpoint_is_whole_or_not_there) {
     fs.set_faults({.die_at = k});
     bool finished = true;
     try {
-      save(fs, rank, 10);
+      save_checkpoint(fs, "runs/of/today", 10, tensors_of(rank, 10), "state 10", 1);  // the folders above are new too
     } catch (const PowerLoss&) {
       finished = false;
     }
     for (uint64_t variant = 0; variant < 12; ++variant) {
       const auto after = fs.crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random, variant);
-      const int64_t found = resumed_step(*after, rank);
+      const int64_t found = resumed_step(*after, rank, "runs/of/today");
       BOOST_TEST_REQUIRE((found == 10 || (!finished && found == -1)), "after operation " << k << ": " << found);
-      BOOST_TEST_REQUIRE(latest_checkpoint(*after, "run").damaged.empty());
+      BOOST_TEST_REQUIRE(latest_checkpoint(*after, "runs/of/today").damaged.empty());
     }
     if (finished) break;
   }
+}
+
+BOOST_AUTO_TEST_CASE(a_killed_process_and_then_a_power_loss_lose_nothing) {
+  // The second save sees what the first one left, of which a part was never made durable.
+  Rank rank;
+  int64_t broken = 0, points = 0;
+  for (const int64_t first_step : {20, 10}) {
+    FaultyFileSystem start;
+    save(start, rank, 10);
+    bool first_finished = false;
+    for (int64_t k = 0; !first_finished; ++k) {
+      const auto killed = start.copy();
+      killed->set_faults({.die_at = k});
+      try {
+        save(*killed, rank, first_step);
+        first_finished = true;
+      } catch (const PowerLoss&) {
+      }
+      const int64_t resumed = resumed_step(*killed->copy(), rank), next = resumed + 10;
+      BOOST_TEST_REQUIRE((resumed == 10 || resumed == 20));
+      for (int64_t second = k % 3;; second += 3) {
+        const auto fs = killed->copy();
+        fs->set_faults({.die_at = second});
+        bool finished = true;
+        try {
+          save(*fs, rank, next);
+        } catch (const PowerLoss&) {
+          finished = false;
+        }
+        for (uint64_t variant = 0; variant < 10; ++variant) {
+          const auto after = fs->crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random, 100 * static_cast<uint64_t>(second) + variant);
+          const int64_t found = resumed_step(*after, rank);
+          // The first save was killed, so power loss may also take its new checkpoint again, as long as the one before is there.
+          broken += finished ? found != next : found != next && found != resumed && found != 10;
+          ++points;
+        }
+        if (finished) break;
+      }
+    }
+  }
+  BOOST_TEST(broken == 0);
+  BOOST_TEST(points > 5000);
 }
 
 BOOST_AUTO_TEST_CASE(a_full_disk_at_any_byte_keeps_the_checkpoint_before) {
