@@ -13,10 +13,9 @@ HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
 namespace {
 
-template <class T>
-void rotate(const RotaryArgs& args, int64_t begin, int64_t end) {
+template <class T, class D>
+void rotate(D d, const RotaryArgs& args, int64_t begin, int64_t end) {
   using A = AccumulatorType<T>;
-  const Tag<T> d;
   const int64_t half = args.head_dim / 2;
   const auto direction = hn::Set(d, args.inverse ? A(-1) : A(1));
   for (int64_t token = begin; token < end; ++token) {
@@ -39,7 +38,13 @@ void rotate(const RotaryArgs& args, int64_t begin, int64_t end) {
 }
 
 void rotary_tokens(const RotaryArgs& args, int64_t begin, int64_t end) {
-  by_type(args.type, [&](auto t) HWY_ATTR { rotate<decltype(t)>(args, begin, end); });
+  by_type(args.type, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const Tag<T> d;
+    const hn::CappedTag<AccumulatorType<T>, 4> narrow;  // for heads so small that half of one does not fill a vector
+    if (args.head_dim / 2 < lanes_of(d)) rotate<T>(narrow, args, begin, end);
+    else rotate<T>(d, args, begin, end);
+  });
 }
 
 }  // namespace
