@@ -9,6 +9,10 @@ namespace {
 
 /// Steps of k and columns of B that are packed at once: 8 MiB of f32, which stay in the last level cache.
 constexpr int64_t slab_depth = 2048, slab_columns = 1024;
+/// Up to this many rows, packed rows are shared by the chunks of a slab that is one block of k deep, so that all of it stays near.
+constexpr int64_t most_shared_rows = 1024;
+/// Up to this many rows, reading and writing C once more costs less than panels of B that went to far memory and back.
+constexpr int64_t few_rows = 256;
 /// Rows of A that stay in the second level cache while they meet the panels of B, and most columns of one chunk.
 constexpr int64_t block_rows = 96, block_columns = 512;
 /// Chunks wanted for up to 64 threads, where the matrix is large enough.
@@ -27,7 +31,7 @@ struct Product {
   const MatmulTiles tiles;
   int64_t depth;           ///< steps of one block of k, from k alone
   int64_t storage_bytes, accumulator_bytes;
-  bool read_in_place;      ///< A is of the accumulator type with rows contiguous in k
+  bool read_in_place;      ///< A is read where it lies, not packed
   bool rounds;             ///< C is bf16: sums are kept in f32 elsewhere
 
   const char* a(int64_t row, int64_t step) const {
@@ -35,6 +39,9 @@ struct Product {
   }
   const char* b(int64_t step, int64_t column) const {
     return static_cast<const char*>(args.b) + (step * args.b_row + column * args.b_col) * storage_bytes;
+  }
+  MatmulRows pack_a(int64_t row, int64_t row_end, int64_t step, int64_t steps, void* out) const {
+    return tiles.pack_a(a(row, step), args.a_row, args.a_col, row_end - row, args.m - row, steps, out);
   }
   char* c(int64_t row, int64_t column, int64_t element_bytes) const {
     return static_cast<char*>(args.c) + (row * args.c_row + column) * element_bytes;
@@ -45,7 +52,8 @@ struct Product {
 struct Slab {
   int64_t first_step, last_step, first_column, last_column;
   const char* panels;  ///< packed B, or null where each chunk packs its own (all rows in one chunk)
-  float* sums;         ///< [m, columns of the slab] of f32 where C is rounded and k takes several slabs, else null
+  std::span<const MatmulRows> rows;  ///< packed A by [chunk of rows][block of k], or empty where each chunk packs its own or reads it in place
+  float* sums;         ///< [m, n] where C is rounded and k takes several slabs, else null
   int64_t steps() const { return last_step - first_step; }
   int64_t columns() const { return last_column - first_column; }
 };
@@ -63,17 +71,21 @@ int64_t block_depth(int64_t k) {
 }
 
 ChunkShape chunk_shape(const Product& product, int64_t columns) {
-  const int64_t tile_rows = product.tiles.tile_rows, panel = product.tiles.panel_columns;
+  const int64_t tile_rows = product.tiles.tile_rows, panel = product.tiles.panel_columns, m = product.args.m;
   ChunkShape shape{round_up(block_rows, tile_rows), round_up(block_columns, panel)};
-  const auto chunks = [&] { return chunks_of(product.args.m, shape.rows) * chunks_of(columns, shape.columns); };
-  // Copying rows of A again for each chunk of columns must stay small beside the products.
-  const int64_t least_columns = product.read_in_place ? 2 * panel : std::max<int64_t>(2 * panel, 64);
-  if (product.args.m <= shape.rows) {
-    while (chunks() < wanted_chunks && shape.columns / 2 >= least_columns) shape.columns = round_up(shape.columns / 2, panel);
+  const auto few = [&] { return chunks_of(m, shape.rows) * chunks_of(columns, shape.columns) < wanted_chunks; };
+  const auto halve_columns = [&](int64_t least) {
+    while (few() && shape.columns / 2 >= least) shape.columns = round_up(shape.columns / 2, panel);
+  };
+  if (m <= shape.rows) {
+    halve_columns(product.read_in_place && product.args.b_row == 1 ? 2 * panel : 128);
     return shape;
   }
-  while (chunks() < wanted_chunks && shape.columns / 2 >= 128) shape.columns = round_up(shape.columns / 2, panel);
-  while (chunks() < wanted_chunks && shape.rows / 2 >= 4 * tile_rows) shape.rows = round_up(shape.rows / 2, tile_rows);
+  // Narrow chunks would pack the same rows again and again, and low ones wait for each panel of B to come from memory.
+  const bool rows_are_ready = product.read_in_place || m <= most_shared_rows;
+  halve_columns(rows_are_ready ? 128 : 256);
+  if (few()) shape.rows = round_up(block_rows / 2, tile_rows);
+  if (rows_are_ready) halve_columns(64);
   return shape;
 }
 
@@ -94,23 +106,34 @@ void pack_slab(Rank& rank, const Product& product, const Slab& slab, char* panel
   });
 }
 
+/// Packs A for chunks of `chunk_rows` rows into pieces of `piece_bytes`, where several chunks of columns will read them.
+void pack_slab_rows(Rank& rank, const Product& product, const Slab& slab, int64_t chunk_rows, int64_t piece_bytes, char* out, std::span<MatmulRows> rows) {
+  const int64_t blocks = chunks_of(slab.steps(), product.depth);
+  rank.pool().parallel_for(static_cast<int64_t>(rows.size()), [&](int64_t piece, int) {
+    const int64_t row = piece / blocks * chunk_rows, step = slab.first_step + piece % blocks * product.depth;
+    rows[static_cast<size_t>(piece)] = product.pack_a(row, std::min(product.args.m, row + chunk_rows), step,
+                                                      std::min(product.depth, slab.last_step - step), out + piece * piece_bytes);
+  });
+}
+
 /// One chunk of C: rows [row, row_end), columns [column, column_end) over the slab's steps of k.
-void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scratch, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
+void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scratch, std::span<const MatmulRows> packed_rows, int64_t row,
+                    int64_t row_end, int64_t column, int64_t column_end) {
   const MatmulArgs& args = product.args;
   const MatmulTiles& tiles = product.tiles;
   const int64_t rows = row_end - row;
   char* sums = product.c(row, column, product.accumulator_bytes);
   int64_t sums_row = args.c_row;
   if (product.rounds) {
-    sums_row = slab.sums ? slab.columns() : round_up(column_end - column, tiles.panel_columns);
-    sums = reinterpret_cast<char*>(slab.sums ? slab.sums + row * sums_row + column - slab.first_column : scratch.sums);
+    sums_row = slab.sums ? args.n : round_up(column_end - column, tiles.panel_columns);
+    sums = reinterpret_cast<char*>(slab.sums ? slab.sums + row * sums_row + column : scratch.sums);
   }
   for (int64_t step = slab.first_step; step < slab.last_step; step += product.depth) {
     const int64_t depth = std::min(product.depth, slab.last_step - step);
     const bool add = step > 0 || (args.accumulate && !product.rounds);
-    const MatmulRows a = product.read_in_place
-        ? MatmulRows{product.a(row, step), tiles.tile_rows * args.a_row, args.a_row, 1}
-        : tiles.pack_a(product.a(row, step), args.a_row, args.a_col, rows, args.m - row, depth, scratch.rows);
+    const MatmulRows a = !packed_rows.empty()  ? packed_rows[static_cast<size_t>((step - slab.first_step) / product.depth)]
+                         : product.read_in_place ? MatmulRows{product.a(row, step), tiles.tile_rows * args.a_row, args.a_row, 1}
+                                                 : product.pack_a(row, row_end, step, depth, scratch.rows);
     for (int64_t j = column; j < column_end; j += tiles.panel_columns) {
       const int64_t columns = std::min(tiles.panel_columns, column_end - j);
       const char* panel = scratch.panel;
@@ -123,13 +146,19 @@ void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scr
     tiles.round(reinterpret_cast<const float*>(sums), sums_row, rows, column_end - column, product.c(row, column, 2), args.c_row, args.accumulate);
 }
 
-void multiply_slab(Rank& rank, const Product& product, const Slab& slab, const ChunkShape& shape, const std::vector<Scratch>& scratch) {
-  const int64_t across = chunks_of(slab.columns(), shape.columns);
-  rank.pool().parallel_for(chunks_of(product.args.m, shape.rows) * across, [&](int64_t chunk, int thread) {
+void multiply_slab(Rank& rank, const Product& product, const Slab& slab, const ChunkShape& shape, std::span<const Scratch> scratch) {
+  const int64_t across = chunks_of(slab.columns(), shape.columns), down = chunks_of(product.args.m, shape.rows);
+  const size_t pieces = slab.rows.size() / static_cast<size_t>(down);
+  rank.pool().parallel_for(down * across, [&](int64_t chunk, int thread) {
     const int64_t row = chunk / across * shape.rows, column = slab.first_column + chunk % across * shape.columns;
-    multiply_chunk(product, slab, scratch[static_cast<size_t>(thread)], row, std::min(product.args.m, row + shape.rows), column,
-                   std::min(slab.last_column, column + shape.columns));
+    multiply_chunk(product, slab, scratch[static_cast<size_t>(thread)], slab.rows.subspan(static_cast<size_t>(chunk / across) * pieces, pieces), row,
+                   std::min(product.args.m, row + shape.rows), column, std::min(slab.last_column, column + shape.columns));
   });
+}
+
+/// Rows a multiple of a page apart meet in the same cache sets and are better copied.
+bool reads_in_place(const MatmulArgs& args) {
+  return args.type != DType::bf16 && args.a_col == 1 && args.a_row * size_of(args.type) % 4096 != 0;
 }
 
 void clear(const MatmulArgs& args) {
@@ -153,27 +182,40 @@ void matmul_packed(Rank& rank, const MatmulArgs& args) {
 
   const int64_t accumulator_bytes = size_of(accumulator_of(args.type));
   const Product product{args, matmul_tiles(rank, args.type), block_depth(args.k), size_of(args.type), accumulator_bytes,
-                        args.type != DType::bf16 && args.a_col == 1, args.c_type == DType::bf16};
+                        reads_in_place(args), args.c_type == DType::bf16};
   const int64_t panel = product.tiles.panel_columns;
-  const int64_t steps = slab_depth / product.depth * product.depth, columns = round_up(std::min(args.n, slab_columns), panel);
-  const ChunkShape shape = chunk_shape(product, std::min(args.n, columns));
-  const bool one_row_of_chunks = args.m <= shape.rows;
+  const int64_t columns = std::min(args.n, slab_columns);
+  const ChunkShape shape = chunk_shape(product, columns);
+  const int64_t down = chunks_of(args.m, shape.rows), across = chunks_of(columns, shape.columns);
+  const bool share_panels = down > 1;
+  const bool share_rows = !product.read_in_place && down > 1 && across > 1 && args.m <= most_shared_rows;
+  const bool shallow = share_rows || (share_panels && args.m <= few_rows);
+  const int64_t steps = std::min(shallow ? product.depth : slab_depth / product.depth * product.depth, args.k);
+  const int64_t piece_bytes = packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes;
 
   Workspace workspace(rank.stack());
-  char* panels = one_row_of_chunks ? nullptr : workspace.take<char>(std::min(round_up(args.k, 16), steps) * columns * accumulator_bytes);
-  float* sums = product.rounds && args.k > steps ? workspace.take<float>(args.m * columns) : nullptr;
+  char* panels = share_panels ? workspace.take<char>(steps * round_up(columns, panel) * accumulator_bytes) : nullptr;
+  std::vector<MatmulRows> rows(static_cast<size_t>(share_rows ? down * chunks_of(steps, product.depth) : 0));
+  char* packed_rows = share_rows ? workspace.take<char>(static_cast<int64_t>(rows.size()) * piece_bytes) : nullptr;
+  float* sums = product.rounds && args.k > steps ? workspace.take<float>(args.m * args.n) : nullptr;
   std::vector<Scratch> scratch(static_cast<size_t>(rank.pool().threads()));
   for (Scratch& each : scratch) {
-    each.rows = product.read_in_place ? nullptr : workspace.take<char>(packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes);
-    each.panel = one_row_of_chunks ? workspace.take<char>(matmul_depth * panel * accumulator_bytes) : nullptr;
+    each.rows = product.read_in_place || share_rows ? nullptr : workspace.take<char>(piece_bytes);
+    each.panel = share_panels ? nullptr : workspace.take<char>(matmul_depth * panel * accumulator_bytes);
     each.sums = product.rounds && !sums ? workspace.take<float>(shape.rows * shape.columns) : nullptr;
   }
-  for (int64_t column = 0; column < args.n; column += columns)
-    for (int64_t step = 0; step < args.k; step += steps) {
-      const Slab slab{step, std::min(args.k, step + steps), column, std::min(args.n, column + columns), panels, sums};
-      if (panels) pack_slab(rank, product, slab, panels);
+  for (int64_t step = 0; step < args.k; step += steps) {
+    Slab slab{step, std::min(args.k, step + steps), 0, 0, panels, {}, sums};
+    const std::span<MatmulRows> slab_rows = std::span(rows).first(static_cast<size_t>(share_rows ? down * chunks_of(slab.steps(), product.depth) : 0));
+    if (share_rows) pack_slab_rows(rank, product, slab, shape.rows, piece_bytes, packed_rows, slab_rows);
+    slab.rows = slab_rows;
+    for (int64_t column = 0; column < args.n; column += columns) {
+      slab.first_column = column;
+      slab.last_column = std::min(args.n, column + columns);
+      if (share_panels) pack_slab(rank, product, slab, panels);
       multiply_slab(rank, product, slab, shape, scratch);
     }
+  }
 }
 
 template <>

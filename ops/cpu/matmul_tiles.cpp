@@ -95,9 +95,10 @@ HWY_INLINE void tile(int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int6
 /// A tile with fewer columns than a panel goes through a buffer, so that nothing right of C is touched.
 template <int rows, class A>
 HWY_NOINLINE void tile_any(int64_t depth, const A* a, int64_t a_row, int64_t a_step, const A* b, A* c, int64_t c_row, int64_t columns, bool add) {
-  if (columns == panel_columns<A>) return tile<rows, A>(depth, a, a_row, a_step, b, c, c_row, add);
+  const bool whole = columns == panel_columns<A>;
   HWY_ALIGN A buffer[rows * panel_columns<A>];
-  tile<rows, A>(depth, a, a_row, a_step, b, buffer, panel_columns<A>, false);
+  tile<rows, A>(depth, a, a_row, a_step, b, whole ? c : buffer, whole ? c_row : panel_columns<A>, add && whole);
+  if (whole) return;
   for (int i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) {
       const A value = buffer[i * panel_columns<A> + j];
@@ -184,8 +185,10 @@ void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, 
   A* out = static_cast<A*>(panel);
   constexpr int64_t width = panel_columns<A>;
   if (columns == width && b_col == 1) {
-    for (int64_t p = 0; p < depth; ++p)
+    for (int64_t p = 0; p < depth; ++p) {
+      hwy::Prefetch(b + std::min(p + 16, depth - 1) * b_row);  // far apart: the processor does not foresee them
       for (int j = 0; j < tile_vectors; ++j) hn::Store(load_widened(d, b + p * b_row + j * lanes<A>), d, out + p * width + j * lanes<A>);
+    }
     return;
   }
   int64_t done = 0;
