@@ -230,6 +230,7 @@ MatmulRows pack_a(const void* a_pointer, int64_t a_row, int64_t a_col, int64_t r
   for (int64_t p = 0; p < depth; ++p) {
     const T* from = a + p * a_col;
     A* to = out + p * tile_rows;
+    for (int64_t i = 0; i < rows; i += 64 / static_cast<int64_t>(sizeof(T))) hwy::Prefetch(a + std::min(p + 8, depth - 1) * a_col + i * a_row);
     for (int64_t t = 0; t < fast; ++t)
       for (int64_t v = 0; v < vectors; ++v) hn::StoreU(load_widened(d, from + t * tile_rows + v * lanes<A>), d, to + t * panel + v * lanes<A>);
     for (int64_t i = fast * tile_rows; i < rows; ++i) to[i / tile_rows * panel + i % tile_rows] = widen(from[i * a_row]);

@@ -220,6 +220,13 @@ BOOST_AUTO_TEST_CASE(large_products_are_accurate) {
     wide.run(kernel, rank);
     BOOST_TEST(wide.accurate());
     BOOST_TEST(wide.border_untouched());
+    Operands<float, float> pages(random, 99, 40, 1024 - Operands<float, float>::gap, forms[1], false);  // rows of A a page apart
+    pages.run(kernel, rank);
+    BOOST_TEST(pages.accurate());
+    Operands<bf16, float> tall(random, 1030, 280, 20, forms[2], true);
+    tall.run(kernel, rank);
+    BOOST_TEST(tall.accurate());
+    BOOST_TEST(tall.border_untouched());
     Operands<float, float> both(random, 113, 1030, 2100, forms[2], true);
     if (set == instruction_sets().front()) {
       both.run(kernel, rank);
