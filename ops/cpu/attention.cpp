@@ -9,6 +9,8 @@
 namespace quire {
 namespace {
 
+constexpr int64_t row_chunk = 64;
+
 bool is_float(DType type) { return type == DType::f64 || type == DType::f32 || type == DType::bf16; }
 
 template <class Args> bool can_run_dense(const Args& args) { return args.dense && is_float(args.type); }
@@ -49,12 +51,17 @@ void run_backward(Rank& rank, const AttentionBackwardArgs& args) {
   const AttentionBackwardKernels kernels = attention_backward_kernels(rank, args.type);
   const int64_t each = args.type == DType::f64 ? 8 * backward_scratch<double>(args.head_dim) : 4 * backward_scratch<float>(args.head_dim);
   char* memory = workspace.take<char>(each * rank.pool().threads());
+  char* partial = workspace.take<char>(2 * plan.partial_keys * args.kv_heads * args.head_dim * size_of(accumulator_of(args.type)));
   rank.pool().parallel_for(static_cast<int64_t>(units.size()), [&](int64_t unit, int thread) {
-    rank.work().computed_pairs += kernels.run(args, plan, units[static_cast<size_t>(unit)], memory + thread * each);
+    rank.work().computed_pairs += kernels.run(args, plan, units[static_cast<size_t>(unit)], partial, memory + thread * each);
   });
+  for (const AttentionDocument& document : plan.documents) {
+    if (document.parts() == 1) continue;
+    rank.pool().parallel_for(chunks_of(document.key_count, row_chunk), [&](int64_t chunk, int) {
+      kernels.add_parts(args, plan, document, partial, chunk * row_chunk, std::min((chunk + 1) * row_chunk, document.key_count));
+    });
+  }
 }
-
-constexpr int64_t row_chunk = 64;
 
 void run_delta(Rank& rank, const AttentionDeltaArgs& args) {
   const auto run = attention_row_kernels(rank, args.type).delta;

@@ -23,7 +23,10 @@ struct AttentionDocument {
   std::span<const AttentionPiece> queries, keys;
   int64_t query_count, key_count;
   int32_t start;
-  int64_t shared_tile;  ///< first tile in memory shared by all threads where keys are packed once, -1 where each unit packs its own
+  int64_t shared_tile;   ///< first tile in memory shared by all threads where keys are packed once, -1 where each unit packs its own
+  int64_t partial_keys;  ///< backward: place of its first key in the partial sums of dk and dv, [parts - 1, key_count] for this document
+  int64_t part_queries;  ///< backward: queries of one part; a document of one part has no partial sums
+  int64_t parts() const { return chunks_of(query_count, part_queries); }
 };
 
 /// The documents that have queries, most pairs first (equal ones in order of their start).
@@ -31,6 +34,7 @@ struct AttentionPlan {
   std::span<AttentionDocument> documents;
   int64_t shared_tiles = 0;   ///< tiles of keys packed in shared memory (forward)
   int64_t longest_private = 0;  ///< most keys among documents that each unit packs by itself
+  int64_t partial_keys = 0;  ///< rows of partial sums (backward)
 };
 
 /// A unit of work: queries [row_begin, row_end) of one document, or all queries of several small documents, for heads [head_begin, head_end)
@@ -49,6 +53,9 @@ template <class A> constexpr int64_t attention_block_keys = 4 * attention_tile_k
 /// Documents with more keys than this have them packed once in shared memory, and their queries are cut into several units.
 constexpr int64_t attention_shared_keys = 512;
 constexpr int64_t attention_unit_queries = 8 * attention_tile_queries;
+/// Backward, queries of long documents are cut into at most this many parts, none below this size. Each part but the first has its own sums of
+/// dk and dv, which are added in order at the end.
+constexpr int64_t attention_parts = 4, attention_least_part = 20 * attention_tile_queries;
 /// Largest head size of the block kernels.
 constexpr int64_t attention_largest_head = 256;
 
@@ -70,11 +77,15 @@ AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> 
 
 /// Units of the forward pass: small documents together, large ones cut by query head and by rows.
 std::span<const AttentionUnit> forward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads);
-/// Units of the backward pass: whole documents per key/value head, whose gradients one unit adds in a fixed order.
+/// Units of the backward pass: small documents together, large ones cut in their parts, per key/value head.
 std::span<const AttentionUnit> backward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads);
 
 /// Number of the document's keys at hand whose global index is below `global`.
 int64_t keys_before(const AttentionDocument& document, int64_t global);
+
+/// The key positions [first, last) outside of which no query in rows [begin, end) reads.
+struct KeyRange { int64_t first, last; };
+KeyRange key_range(const AttentionDocument& document, int64_t begin, int64_t end, int64_t window);
 
 /// Local and global indices of the `count` tokens at positions from `begin` on.
 void locate(std::span<const AttentionPiece> pieces, int64_t begin, int64_t count, int32_t* local, int32_t* global);

@@ -172,16 +172,50 @@ void add_row(const A* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to) {
   for (int64_t i = 0; i < width; ++i) to[i] += from[i];
 }
 
+/// Where rows of partial sums of a document's part (1 or later) begin, dk or dv.
+template <class A>
+A* partial_rows(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionDocument& document, int64_t part, bool values,
+                const void* partial) {
+  const int64_t row = (values ? plan.partial_keys : 0) + document.partial_keys + (part - 1) * document.key_count;
+  return static_cast<A*>(const_cast<void*>(partial)) + row * args.kv_heads * args.head_dim;
+}
+
+/// Gives the sums of a block's keys to dk and dv, or to the part's own rows [key_count, kv_heads, head_dim] where there are any.
+template <class A>
+void give_key_gradients(const AttentionBackwardArgs& args, const AttentionDocument& document, int64_t kv_head, int64_t origin, int64_t count,
+                        const Backward<A>& m, A* partial_dk, A* partial_dv) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>;
+  const int64_t width = args.head_dim;
+  for (int64_t begin = 0; begin < count; begin += tile_keys) {
+    const int64_t here = std::min(tile_keys, count - begin);
+    int32_t local[tile_keys], global[tile_keys];
+    locate(document.keys, origin + begin, here, local, global);
+    for (int64_t i = 0; i < here; ++i) {
+      const A *dk = m.dk + (begin + i) * m.padded, *dv = m.dv + (begin + i) * m.padded;
+      if (partial_dk) {
+        const int64_t place = ((origin + begin + i) * args.kv_heads + kv_head) * width;
+        std::copy_n(dk, width, partial_dk + place);
+        std::copy_n(dv, width, partial_dv + place);
+      } else {
+        const int64_t place = (local[i] * args.kv_heads + kv_head) * width;
+        add_row(dk, width, static_cast<A*>(args.dk) + place);
+        add_row(dv, width, static_cast<A*>(args.dv) + place);
+      }
+    }
+  }
+}
+
+/// Queries [unit.row_begin, row_end) against keys [origin, origin + count): dq grows, dk and dv of the block are left in `m`.
 template <class T, class A = accumulator_t<T>>
-void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& document, const AttentionUnit& unit, int64_t origin,
+void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& document, const AttentionUnit& unit, int64_t row_end, int64_t origin,
                     int64_t count, Backward<A>& m, int64_t& computed) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim;
   pack_block<T>(args, document, unit.kv_head, origin, count, m);
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
-    for (int64_t begin = 0; begin < document.query_count; begin += attention_tile_queries) {
+    for (int64_t begin = unit.row_begin; begin < row_end; begin += attention_tile_queries) {
       BackwardRows<A> t;
-      t.rows = attention_rows(document, begin, std::min(attention_tile_queries, document.query_count - begin), args.window);
+      t.rows = attention_rows(document, begin, std::min(attention_tile_queries, row_end - begin), args.window);
       const AttentionRows& rows = t.rows;
       int64_t first, last;
       rows.range(0, rows.count, first, last);
@@ -194,37 +228,54 @@ void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& 
       for (int64_t r = 0; r < rows.count; ++r)
         add_row(m.dq + r * m.padded, width, dq + (rows.local[r] * args.heads + head) * width);
     }
-  for (int64_t begin = 0; begin < count; begin += attention_tile_keys<A>) {
-    const int64_t here = std::min(attention_tile_keys<A>, count - begin);
-    int32_t local[attention_tile_keys<A>], global[attention_tile_keys<A>];
-    locate(document.keys, origin + begin, here, local, global);
-    for (int64_t i = 0; i < here; ++i) {
-      const int64_t place = (local[i] * args.kv_heads + unit.kv_head) * width;
-      add_row(m.dk + (begin + i) * m.padded, width, static_cast<A*>(args.dk) + place);
-      add_row(m.dv + (begin + i) * m.padded, width, static_cast<A*>(args.dv) + place);
-    }
-  }
 }
 
 template <class T, class A = accumulator_t<T>>
-int64_t backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* memory) {
+int64_t backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* partial, void* memory) {
   Backward<A> m(static_cast<A*>(memory), args.head_dim);
   int64_t computed = 0;
   for (int32_t index = unit.document; index < unit.document + unit.documents; ++index) {
     const AttentionDocument& document = plan.documents[index];
-    for (int64_t origin = 0; origin < document.key_count; origin += attention_block_keys<A>)
-      backward_block<T>(args, document, unit, origin, std::min(attention_block_keys<A>, document.key_count - origin), m, computed);
+    const int64_t row_end = std::min(unit.row_end, document.query_count), part = unit.row_begin / document.part_queries;
+    A* dk = part > 0 ? partial_rows<A>(args, plan, document, part, false, partial) : nullptr;
+    A* dv = part > 0 ? partial_rows<A>(args, plan, document, part, true, partial) : nullptr;
+    const auto [first, last] = key_range(document, unit.row_begin, row_end, args.window);
+    for (int64_t origin = 0; origin < document.key_count; origin += attention_block_keys<A>) {
+      const int64_t count = std::min(attention_block_keys<A>, document.key_count - origin);
+      if (first < origin + count && last > origin) {
+        backward_block<T>(args, document, unit, row_end, origin, count, m, computed);
+      } else {
+        if (part == 0) continue;
+        std::fill_n(m.dk, count * m.padded, A{0});
+        std::fill_n(m.dv, count * m.padded, A{0});
+      }
+      give_key_gradients<A>(args, document, unit.kv_head, origin, count, m, dk, dv);
+    }
   }
   return computed;
+}
+
+template <class A>
+void add_parts(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionDocument& document, const void* partial, int64_t begin,
+               int64_t end) {
+  const int64_t width = args.kv_heads * args.head_dim;
+  for (int64_t key = begin; key < end; ++key) {
+    int32_t local, global;
+    locate(document.keys, key, 1, &local, &global);
+    for (int64_t part = 1; part < document.parts(); ++part) {
+      add_row(partial_rows<A>(args, plan, document, part, false, partial) + key * width, width, static_cast<A*>(args.dk) + local * width);
+      add_row(partial_rows<A>(args, plan, document, part, true, partial) + key * width, width, static_cast<A*>(args.dv) + local * width);
+    }
+  }
 }
 
 }  // namespace
 
 AttentionBackwardKernels backward_kernels(DType type) {
   switch (type) {
-    case DType::f64: return {backward_unit<double>};
-    case DType::f32: return {backward_unit<float>};
-    default: return {backward_unit<bf16>};
+    case DType::f64: return {backward_unit<double>, add_parts<double>};
+    case DType::f32: return {backward_unit<float>, add_parts<float>};
+    default: return {backward_unit<bf16>, add_parts<float>};
   }
 }
 

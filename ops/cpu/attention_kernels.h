@@ -12,7 +12,10 @@ struct AttentionForwardKernels {
   int64_t (*run)(const AttentionForwardArgs&, const AttentionPlan&, const AttentionUnit&, void* shared, void* memory);
 };
 struct AttentionBackwardKernels {
-  int64_t (*run)(const AttentionBackwardArgs&, const AttentionPlan&, const AttentionUnit&, void* memory);
+  /// Computes a unit; parts after the first write dk and dv to `partial` [dk and dv, plan.partial_keys, kv_heads, head_dim] instead of adding them.
+  int64_t (*run)(const AttentionBackwardArgs&, const AttentionPlan&, const AttentionUnit&, void* partial, void* memory);
+  /// Adds the partial sums of keys [begin, end) of a document to dk and dv.
+  void (*add_parts)(const AttentionBackwardArgs&, const AttentionPlan&, const AttentionDocument&, const void* partial, int64_t begin, int64_t end);
 };
 /// Row loops: tokens [begin, end).
 struct AttentionRowKernels {

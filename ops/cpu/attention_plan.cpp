@@ -51,6 +51,10 @@ AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> 
     return a.query_count * (a.key_count + 1) > b.query_count * (b.key_count + 1);
   });
   for (AttentionDocument& document : plan.documents) {
+    const int64_t tiles = chunks_of(chunks_of(document.query_count, attention_parts), attention_tile_queries);
+    document.part_queries = std::max(attention_least_part, tiles * attention_tile_queries);
+    document.partial_keys = plan.partial_keys;
+    plan.partial_keys += (document.parts() - 1) * document.key_count;
     document.shared_tile = -1;
     if (document.key_count > attention_shared_keys && document.query_count > attention_tile_queries) {
       document.shared_tile = plan.shared_tiles;
@@ -102,12 +106,16 @@ std::span<const AttentionUnit> forward_units(Workspace& workspace, const Attenti
 }
 
 std::span<const AttentionUnit> backward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads) {
-  AttentionUnit* units = workspace.take<AttentionUnit>(static_cast<int64_t>(plan.documents.size()) * kv_heads);
+  int64_t bound = 0;
+  for (const AttentionDocument& document : plan.documents) bound += kv_heads * document.parts();
+  AttentionUnit* units = workspace.take<AttentionUnit>(bound);
   int64_t count = 0;
   const int64_t group = heads / kv_heads;
   batches(plan, [&](int32_t first, int32_t number) {
-    for (int64_t kv = 0; kv < kv_heads; ++kv)
-      units[count++] = {first, number, kv, kv * group, (kv + 1) * group, 0, std::numeric_limits<int64_t>::max()};
+    const AttentionDocument& document = plan.documents[first];
+    for (int64_t part = document.parts() - 1; part >= 0; --part)
+      for (int64_t kv = 0; kv < kv_heads; ++kv)
+        units[count++] = {first, number, kv, kv * group, (kv + 1) * group, part * document.part_queries, (part + 1) * document.part_queries};
   });
   return {units, static_cast<size_t>(count)};
 }
@@ -131,6 +139,13 @@ void locate(std::span<const AttentionPiece> pieces, int64_t begin, int64_t count
     }
     done += here;
   }
+}
+
+KeyRange key_range(const AttentionDocument& document, int64_t begin, int64_t end, int64_t window) {
+  int32_t local, first, last;
+  locate(document.queries, begin, 1, &local, &first);
+  locate(document.queries, end - 1, 1, &local, &last);
+  return {window > 0 ? keys_before(document, first - window + 1) : 0, keys_before(document, int64_t{last} + 1)};
 }
 
 void AttentionRows::range(int64_t begin, int64_t end, int64_t& union_first, int64_t& union_last) const {

@@ -1,5 +1,6 @@
 // Attention problems at kernel level: inputs of any type and stride with NaN wherever no token lies, the kernels' results as f64, and literal loops.
 #pragma once
+#include <bit>
 #include <functional>
 #include <limits>
 #include <span>
@@ -205,6 +206,21 @@ AttentionResult literal(const AttentionCase& c, const std::function<double(doubl
     }
   r.backward = {doubles(dq), doubles(dk), doubles(dv)};
   return r;
+}
+
+/// Equal bits in rows [begin, end) of a and rows from `other` on of b.
+inline bool same_rows(const std::vector<double>& a, const std::vector<double>& b, int64_t width, int64_t begin, int64_t end, int64_t other) {
+  for (int64_t i = 0; i < (end - begin) * width; ++i)
+    if (std::bit_cast<uint64_t>(a[static_cast<size_t>(begin * width + i)]) != std::bit_cast<uint64_t>(b[static_cast<size_t>(other * width + i)]))
+      return false;
+  return true;
+}
+
+inline bool finite(const AttentionResult& r) {
+  for (const std::vector<double>* values : {&r.forward.out, &r.forward.lse, &r.backward.dq, &r.backward.dk, &r.backward.dv})
+    for (double value : *values)
+      if (!std::isfinite(value)) return false;
+  return true;
 }
 
 /// Ranks of every instruction set of this machine, with poisoned memory.

@@ -2,19 +2,10 @@
 // shards of queries and keys add up to the whole.
 #include "ops/attention_case.h"
 
-#include <bit>
 #include <numeric>
 
 namespace quire::test {
 namespace {
-
-/// Equal bits in rows [begin, end) of a and rows from `other` on of b.
-bool same_rows(const std::vector<double>& a, const std::vector<double>& b, int64_t width, int64_t begin, int64_t end, int64_t other) {
-  for (int64_t i = 0; i < (end - begin) * width; ++i)
-    if (std::bit_cast<uint64_t>(a[static_cast<size_t>(begin * width + i)]) != std::bit_cast<uint64_t>(b[static_cast<size_t>(other * width + i)]))
-      return false;
-  return true;
-}
 
 bool same_document(const AttentionCase& c, const AttentionResult& a, const AttentionResult& b, int64_t begin, int64_t end, int64_t other) {
   return same_rows(a.forward.out, b.forward.out, c.query_width(), begin, end, other) &&
@@ -25,13 +16,6 @@ bool same_document(const AttentionCase& c, const AttentionResult& a, const Atten
 }
 
 bool same(const AttentionCase& c, const AttentionResult& a, const AttentionResult& b) { return same_document(c, a, b, 0, c.tokens(), 0); }
-
-bool finite(const AttentionResult& r) {
-  for (const std::vector<double>* values : {&r.forward.out, &r.forward.lse, &r.backward.dq, &r.backward.dk, &r.backward.dv})
-    for (double value : *values)
-      if (!std::isfinite(value)) return false;
-  return true;
-}
 
 void copy_tokens(AttentionCase& to, int64_t at, const AttentionCase& from, int64_t begin, int64_t count) {
   const auto copy = [&](std::vector<double>& a, const std::vector<double>& b, int64_t width) {
@@ -149,7 +133,7 @@ BOOST_AUTO_TEST_CASE(a_document_has_the_same_bits_wherever_it_lies) {
   for (const RankOptions& options : poisoned_ranks()) {
     Rank rank(options);
     for (bool dense : {false, true}) {
-      const int64_t length = dense ? 90 : 600;
+      const int64_t length = dense ? 90 : 1300;
       AttentionCase alone = random_case(random, std::vector<int64_t>{length}, 2, 2, 12, 150);
       AttentionCase moved = random_case(random, std::vector<int64_t>{1, 43, length, 7}, 2, 2, 12, 150);
       copy_tokens(moved, 44, alone, 0, length);
@@ -166,8 +150,8 @@ BOOST_AUTO_TEST_CASE(a_document_has_the_same_bits_wherever_it_lies) {
 BOOST_AUTO_TEST_CASE(threads_change_no_bit) {
   std::mt19937_64 random(13);
   std::vector<int64_t> lengths = random_lengths(random, 900);
-  lengths.push_back(1100);
-  const AttentionCase c = random_case(random, lengths, 4, 2, 16);
+  lengths.push_back(2100);
+  const AttentionCase c = random_case(random, lengths, 4, 2, 8);
   Rank one(poisoned_ranks(1).front()), two(poisoned_ranks(2).front()), three(poisoned_ranks(3).front());
   const AttentionResult f64 = both<double>(one, c), f32 = both<float>(one, c);
   BOOST_TEST(same(c, f64, both<double>(two, c)));
@@ -220,99 +204,6 @@ BOOST_AUTO_TEST_CASE(merging_keeps_empty_rows_empty) {
   BOOST_TEST(a.lse[0] == 7);
   BOOST_TEST(std::abs(a.lse[1] - (1 + std::log(2.0))) < 1e-15);
   BOOST_TEST((a.out == std::vector<double>{4, 5, 6, 2, 2, 2}));
-}
-
-// FAULTS 17: particular document lengths gave NaN in backward.
-BOOST_AUTO_TEST_CASE(a_thousand_length_vectors_stay_finite_17) {
-  std::mt19937_64 random(17);
-  Rank rank(poisoned_ranks(2).front());
-  for (int round = 0; round < 1000; ++round) {
-    const int64_t tokens = 1 + static_cast<int64_t>(random() % (round % 20 ? 60 : 400));
-    AttentionCase c = random_case(random, random_lengths(random, tokens, 16), 2, 1, 1 + static_cast<int64_t>(random() % 9), static_cast<int64_t>(random() % 3) * 7);
-    const AttentionResult block = both<float>(rank, c);
-    BOOST_REQUIRE(finite(block));
-    if (round % 10) continue;
-    c.dense = true;
-    const AttentionResult dense = both<float>(rank, c);
-    BOOST_TEST(relative_difference(block.forward.out, dense.forward.out) <= 1e-5);
-    BOOST_TEST(relative_difference(block.backward.dq, dense.backward.dq) <= 1e-4);
-    BOOST_TEST(relative_difference(block.backward.dk, dense.backward.dk) <= 1e-4);
-    BOOST_TEST(relative_difference(block.backward.dv, dense.backward.dv) <= 1e-4);
-  }
-}
-
-// FAULTS 25, 26, 45: bounds above the true ones, one-token documents, no queries, no keys, tokens past the last offset.
-BOOST_AUTO_TEST_CASE(memory_beyond_the_tokens_does_not_matter_25_45) {
-  std::mt19937_64 random(18);
-  for (const RankOptions& options : poisoned_ranks()) {
-    Rank rank(options);
-    AttentionCase c = random_case(random, std::vector<int64_t>{1, 33, 1, 1, 64}, 2, 1, 10);
-    for (bool dense : {false, true}) {
-      c.dense = dense;
-      BOOST_TEST(finite(both<double>(rank, c)));  // rows past the tokens, gaps between rows and new memory hold NaN
-      BOOST_TEST(finite(both<float>(rank, c)));
-      BOOST_TEST(finite(both<bf16>(rank, c)));
-    }
-    // Control: a run that claims one token more than there is reads the NaN.
-    const Rows<double> q(c.q, c.documents.indices(), c.query_width()), k(c.k, c.documents.indices(), c.key_width());
-    std::vector<DocumentRun> runs = c.documents.runs();
-    runs.back().length += 1;
-    std::vector<double> out(static_cast<size_t>(101 * q.stride)), lse(static_cast<size_t>(101 * c.heads));
-    dispatch(rank, AttentionForwardArgs{DType::f64, c.heads, c.kv_heads, c.head_dim, 101, 101, runs, runs, 0, c.scale, q.data.data(), q.stride,
-                                        k.data.data(), k.stride, k.data.data(), k.stride, out.data(), q.stride, lse.data()});
-    BOOST_TEST(std::isnan(lse[static_cast<size_t>(100 * c.heads)]));
-    BOOST_TEST(std::isfinite(lse[static_cast<size_t>(99 * c.heads)]));
-  }
-}
-
-BOOST_AUTO_TEST_CASE(one_token_documents_return_their_value_26) {
-  std::mt19937_64 random(19);
-  Rank rank(poisoned_ranks().front());
-  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>(50, 1), std::vector<int64_t>{1, 0, 70, 1, 0, 1}}) {
-    AttentionCase c = random_case(random, lengths, 1, 1, 8);
-    for (bool dense : {false, true}) {
-      c.dense = dense;
-      const AttentionResult r = both<double>(rank, c);
-      for (int64_t i = 0; i < c.tokens(); ++i) {
-        if (c.documents.starts()[static_cast<size_t>(i)] != i) continue;
-        BOOST_TEST(same_rows(r.forward.out, c.v, 8, i, i + 1, i));  // a first token reads itself alone
-      }
-      if (lengths.size() == 50)
-        for (double value : r.backward.dk) BOOST_REQUIRE_SMALL(value, 1e-13);
-    }
-  }
-}
-
-BOOST_AUTO_TEST_CASE(every_output_is_written_without_keys_or_queries_45) {
-  std::mt19937_64 random(20);
-  for (const RankOptions& options : poisoned_ranks()) {
-    Rank rank(options);
-    AttentionCase c = random_case(random, std::vector<int64_t>{5, 60, 5}, 2, 1, 8);
-    const auto part = [&](int32_t begin, int32_t end) {
-      std::vector<int32_t> indices(static_cast<size_t>(end - begin));
-      std::iota(indices.begin(), indices.end(), begin);
-      return Documents::shard(indices, {c.documents.starts().begin() + begin, c.documents.starts().begin() + end});
-    };
-    for (bool dense : {false, true}) {
-      c.dense = dense;
-      const std::vector<double> lse = both<float>(rank, c).forward.lse, deltas(lse.size(), 1.0);
-      // Keys after the queries, keys of another document, no keys at all: nothing is read, everything is written.
-      for (const Documents& keys : {part(40, 65), part(65, 70), part(0, 5), Documents()}) {
-        const AttentionForward r = forward<float>(rank, c, part(10, 40), keys);
-        for (double value : r.lse) BOOST_REQUIRE(value == -std::numeric_limits<double>::infinity());
-        for (double value : r.out) BOOST_REQUIRE(value == 0);
-        const AttentionBackward g = backward<float>(rank, c, part(10, 40), keys, lse, deltas);
-        for (const std::vector<double>* values : {&g.dq, &g.dk, &g.dv})
-          for (double value : *values) BOOST_REQUIRE(value == 0);
-      }
-      BOOST_TEST(forward<float>(rank, c, Documents(), part(0, 70)).out.empty());
-      // Rows whose log-sum-exp is -infinity contribute nothing, even where keys are at hand.
-      const std::vector<double> none(lse.size(), -std::numeric_limits<double>::infinity());
-      const AttentionBackward g = backward<float>(rank, c, c.documents, c.documents, none, deltas);
-      for (const std::vector<double>* values : {&g.dq, &g.dk, &g.dv})
-        for (double value : *values) BOOST_REQUIRE(value == 0);
-    }
-  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -128,7 +128,7 @@ BOOST_AUTO_TEST_CASE(long_documents_cut_into_units) {
   std::mt19937_64 random(4);
   Rank rank(poisoned_ranks(3).front());
   for (int64_t window : {0, 300}) {
-    const AttentionCase c = random_case(random, std::vector<int64_t>{3, 513, 1, 700, 20}, 2, 1, 8, window);
+    const AttentionCase c = random_case(random, std::vector<int64_t>{3, 513, 1, 2000, 20}, 2, 1, 4, window);
     check_near(both<double>(rank, c), literal<double>(c), 1e-12);
     const AttentionCase single = rounded_case<float>(c);
     Rule rule;
