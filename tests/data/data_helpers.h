@@ -34,6 +34,7 @@ class TemporaryFolder {
 
 inline void write_file(const std::string& path, std::string_view content) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::filesystem::remove(path);  // truncating instead would make some file systems wait for the disk
   std::ofstream(path, std::ios::binary) << content;
 }
 
