@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
+#include <vector>
 
 #include "runtime/error.h"
 
@@ -25,6 +27,15 @@ std::string read_holder(int descriptor) {
   for (ssize_t i = 0; i < count && buffer[i] != '\n'; ++i)
     if (buffer[i] >= 0x20 && buffer[i] < 0x7f) text += buffer[i];
   return text.empty() ? "another process" : text;
+}
+
+/// Makes missing folders and syncs the names of those it made: what is saved in them later must not vanish with them.
+void make_durable_directories(FileSystem& fs, const std::string& path) {
+  std::vector<std::string> parents;
+  for (std::filesystem::path at = path; at.has_relative_path() && !fs.exists(at.string()); at = at.parent_path())
+    parents.push_back(at.has_parent_path() ? at.parent_path().string() : ".");
+  fs.make_directories(path);
+  for (const std::string& parent : parents) fs.sync_directory(parent);
 }
 
 }  // namespace
@@ -57,9 +68,9 @@ FolderLock::~FolderLock() { ::close(descriptor_); }
 
 RunFolder::RunFolder(std::string path, FileSystem& fs) : path_(std::move(path)), fs_(fs) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
-  disk().make_directories(path_);
+  make_durable_directories(disk(), path_);
   lock_ = std::make_unique<FolderLock>(file("lock"));
-  fs_.make_directories(checkpoints());
+  make_durable_directories(fs_, checkpoints());
 }
 
 bool RunFolder::store_config(const Config& config) {
@@ -90,6 +101,12 @@ void RunFolder::append_metrics(const StepMetrics& metrics) {
   if (!metrics_) metrics_ = fs_.append(file("metrics.jsonl"));
   const std::string line = to_json(metrics) + "\n";
   metrics_->write(std::as_bytes(std::span(line)));
+}
+
+void RunFolder::sync_metrics() {
+  if (!metrics_) return;
+  metrics_->sync();
+  fs_.sync_directory(path_);  // the file's name, where it is new
 }
 
 int64_t RunFolder::truncate_metrics_after(int64_t step) {

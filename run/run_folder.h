@@ -44,6 +44,8 @@ class RunFolder {
 
   /// Appends one line in one write. Throws FileError.
   void append_metrics(const StepMetrics& metrics);
+  /// Makes the lines written so far durable. Call before a checkpoint is published: a record must not lack steps that a checkpoint holds.
+  void sync_metrics();
   /// Drops the lines of later steps, and a torn last line, in one atomic step. Call before the first `append_metrics` of every start
   /// (step 0 for a run that starts anew). Returns the number of whole lines kept.
   int64_t truncate_metrics_after(int64_t step);

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "run/scratch.h"
+#include "runtime/faulty_file_system.h"
 
 using namespace quire;
 using quire::test::check_error;
@@ -149,6 +150,70 @@ BOOST_AUTO_TEST_CASE(a_damaged_record_is_refused_and_left_as_it_is) {
   write_atomically(disk(), folder.file("metrics.jsonl"), text);
   check_error<DataError>([&] { folder.truncate_metrics_after(0); }, {"metrics.jsonl:2]"});
   BOOST_TEST(record_of(scratch, "run") == text);
+}
+
+BOOST_AUTO_TEST_CASE(a_crash_while_truncating_leaves_the_old_record_or_the_new) {
+  const Scratch scratch;  // for the lock
+  FaultyFileSystem before;
+  std::string old_text, new_text;
+  {
+    RunFolder folder(scratch.path("run"), before);
+    for (int64_t step = 1; step <= 6; ++step) folder.append_metrics(metrics_of(step));
+    folder.sync_metrics();
+    old_text = read_text(before, folder.file("metrics.jsonl"));
+    new_text = old_text.substr(0, old_text.find(to_json(metrics_of(4))));
+  }
+  int64_t seen_old = 0, seen_new = 0;
+  for (int64_t operation = 0;; ++operation) {
+    const std::unique_ptr<FaultyFileSystem> fs = before.copy();
+    bool died = false;
+    {
+      RunFolder folder(scratch.path("run"), *fs);
+      fs->set_faults({.die_at = operation});
+      try {
+        folder.truncate_metrics_after(3);
+      } catch (const PowerLoss&) {
+        died = true;
+      }
+    }
+    for (const CrashKind kind : {CrashKind::everything, CrashKind::synced_only, CrashKind::names_first, CrashKind::contents_first, CrashKind::random}) {
+      const std::string text = read_text(*fs->crash(kind, static_cast<uint64_t>(operation)), scratch.path("run/metrics.jsonl"));
+      BOOST_TEST((text == old_text || text == new_text));
+      ++(text == old_text ? seen_old : seen_new);
+    }
+    if (!died) break;
+  }
+  BOOST_TEST(seen_old > 0);
+  BOOST_TEST(seen_new > 0);
+}
+
+BOOST_AUTO_TEST_CASE(synced_lines_survive_a_power_loss) {
+  for (const bool swallowed : {false, true}) {  // control: where syncing does nothing, lines are lost
+    const Scratch scratch;
+    FaultyFileSystem fs;
+    fs.set_faults({.swallow_sync = swallowed});
+    RunFolder folder(scratch.path("run"), fs);
+    for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(metrics_of(step));
+    folder.sync_metrics();
+    const std::unique_ptr<FaultyFileSystem> after = fs.crash(CrashKind::synced_only);
+    const bool whole = after->exists(folder.file("metrics.jsonl")) && read_metrics(*after, folder.file("metrics.jsonl")).size() == 3;
+    BOOST_TEST(whole == !swallowed);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_and_keeps_the_record) {
+  const Scratch scratch;
+  FaultyFileSystem fs;
+  RunFolder folder(scratch.path("run"), fs);
+  for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(metrics_of(step));
+  const std::string text = read_text(fs, folder.file("metrics.jsonl"));
+  fs.set_faults({.capacity = fs.used()});
+  check_error<FileError>([&] { folder.append_metrics(metrics_of(4)); }, {"metrics.jsonl", "No space left"});
+  check_error<FileError>([&] { folder.truncate_metrics_after(1); }, {"No space left"});
+  check_error<FileError>([&] { folder.store_choices({{"a", "b"}}); }, {"No space left"});
+  fs.set_faults({});
+  BOOST_TEST(read_text(fs, folder.file("metrics.jsonl")).starts_with(text));
+  BOOST_TEST(folder.truncate_metrics_after(2) == 2);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
