@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "model/generation.h"
+#include "model/huggingface.h"
 #include "runtime/file.h"
 
 using namespace quire;
@@ -249,6 +250,28 @@ BOOST_AUTO_TEST_CASE(tokens_are_drawn_as_often_as_the_softmax_says) {
   for (size_t i = 0; i < 4; ++i) {
     BOOST_TEST(std::abs(at_one[i] - std::exp(logits[i])) < 0.015);  // four standard deviations
     BOOST_TEST(std::abs(at_half[i] - std::exp(2 * logits[i]) / sum) < 0.015);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_trained_model_continues_greedily_as_its_reference) {
+  const std::string folder = std::string(QUIRE_SOURCE_ROOT) + "/../shared/cases/stories260K";
+  if (!std::filesystem::exists(folder)) return;  // outside cases are not part of a checkout
+  const nlohmann::json reference = nlohmann::json::parse(read_text(disk(), folder + "/import_check.json"));
+  const std::vector<int32_t> wanted = reference.at("greedy_200_tokens").get<std::vector<int32_t>>();
+  const HuggingFaceModel weights = open_huggingface(disk(), folder + "/hf");
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    Rank rank;
+    Model model(rank, weights.config().model, dtype, false);
+    for (const Parameter& parameter : model.parameters()) weights.read(parameter.name, dtype, parameter.value.raw());
+    GenerationOptions options;
+    options.tokens = 200;
+    options.temperature = 0;
+    const std::vector<Generated> texts = generate(rank, model, {{1}, {1, 403}, {1}}, options);
+    for (const size_t s : {0, 2}) {
+      std::vector<int32_t> all = {1};
+      all.insert(all.end(), texts[s].tokens.begin(), texts[s].tokens.end());
+      BOOST_TEST(all == wanted, boost::test_tools::per_element());
+    }
   }
 }
 

@@ -1,0 +1,233 @@
+// The selfcheck: passes where documents are kept apart, and every check fails where the thing it looks for is broken.
+#include "run/selfcheck.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "check.h"
+#include "data/loader.h"
+#include "run/scratch.h"
+#include "run/trainer.h"
+
+using namespace quire;
+using namespace quire::test;
+
+namespace {
+
+const char* const small_model =
+    "[model]\ndim = 32\nn_layers = 2\nn_heads = 4\nn_kv_heads = 2\nffn_hidden_dim = 48\n"
+    "[train]\nseq_len = 48\nglobal_batch_size = 4\nmicrobatch_size = 2\n"
+    "[data]\ndataset_path = \"data.txt\"\nseparator = \"%\"\n";
+const char* const three_texts = "A text of some length, then an end.\n%\nShort.\n%\nThe third text is here and longer than the others.\n";
+
+/// A config beside its data, both in a folder of their own.
+struct Run {
+  Scratch scratch;
+  explicit Run(const std::string& text = three_texts) { std::ofstream(scratch.path("data.txt")) << text; }
+  Config config(std::vector<std::string> overrides = {}) const {
+    overrides.insert(overrides.begin(), {"run.threads=1", "run.dir=" + scratch.path("run")});
+    return parse_config(small_model, "small.toml", scratch.path(), overrides);
+  }
+};
+
+bool is_control(const CheckResult& check) { return check.name.starts_with("control"); }
+
+const CheckResult& find(const SelfcheckReport& report, const std::string& name, const std::string& backend = "block") {
+  const auto found = std::find_if(report.checks.begin(), report.checks.end(), [&](const CheckResult& c) { return c.name == name && c.backend == backend; });
+  BOOST_REQUIRE_MESSAGE(found != report.checks.end(), "no check '" << name << "'");
+  return *found;
+}
+
+/// A model in one process whose results are changed on their way out.
+class Changed final : public ProbeLayout {
+ public:
+  using Change = std::function<void(const ProbeInput&, std::vector<double>&)>;
+  Changed(ProbeLayout& layout, Change logits, Change gradient) : layout_(layout), logits_(std::move(logits)), gradient_(std::move(gradient)) {}
+  std::string name() const override { return "changed"; }
+  std::vector<std::string> breaks() const override { return {}; }
+  double tolerance() const override { return layout_.tolerance(); }
+  std::vector<double> logits(const ProbeInput& input, const ProbeMode& mode) override {
+    std::vector<double> result = layout_.logits(input, mode);
+    if (logits_) logits_(input, result);
+    return result;
+  }
+  std::vector<double> embedding_gradient(const ProbeInput& input, const ProbeMode& mode) override {
+    std::vector<double> result = layout_.embedding_gradient(input, mode);
+    if (gradient_) gradient_(input, result);
+    return result;
+  }
+
+ private:
+  ProbeLayout& layout_;
+  Change logits_, gradient_;
+};
+
+/// Which of the three probes fail for a layout, "leak gradient alone", on both rows.
+std::string failures(Changed::Change logits, Changed::Change gradient) {
+  const Run run;
+  const Config config = run.config();
+  Rank rank(RankOptions{.threads = 1});
+  Model model(rank, config.model, DType::f32);
+  model.initialize(rank, 1);
+  SingleLayout single(rank, model, {});
+  CorpusInfo info;
+  info.vocabulary_size = 257;
+  info.eos = 256;
+  const auto corpus = std::make_shared<MemoryCorpus>(info);
+  corpus->add(std::vector<int32_t>{1, 2, 3, 4, 5, 256});
+  corpus->add(std::vector<int32_t>{9, 8, 7, 256});
+  Changed changed(single, std::move(logits), std::move(gradient));
+  const ProbeRow packed = packed_probe_row(config, corpus, 64);
+  std::set<std::string> failed;
+  for (const CheckResult& check : check_layout(changed, single, config.model, {equal_probe_row(config.model, packed.input, 64), packed}))
+    if (!check.passed) failed.insert(check.name.substr(0, check.name.find(' ')));
+  std::string text;
+  for (const std::string& name : failed) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(selfcheck_suite)
+
+BOOST_AUTO_TEST_CASE(documents_of_a_real_run_are_kept_apart_and_the_controls_see_the_leak) {
+  const Run run;
+  const SelfcheckReport report = selfcheck(run.config());
+  BOOST_TEST(report.passed(), report.table());
+  BOOST_TEST(report.checks.size() == 20u);  // 3 probes and 2 controls, 2 rows, 2 backends
+  for (const std::string backend : {"block", "dense"}) {
+    BOOST_TEST(find(report, "leak probe, two equal documents", backend).changed_fraction == 0.5);
+    BOOST_TEST(find(report, "control, dropped: leak probe, two equal documents", backend).changed_fraction == 1.0);
+    BOOST_TEST(find(report, "gradient probe, two equal documents", backend).changed_fraction < 0.5);
+    BOOST_TEST(find(report, "packed against alone, packed row", backend).max_difference < 1e-5);
+    for (const char* name : {"leak probe, packed row", "gradient probe, packed row", "packed against alone, packed row"}) BOOST_TEST(find(report, name, backend).leaked_rows == 0);
+  }
+  BOOST_TEST(report.table().find("50.0 % of rows changed: the two documents are kept apart") != std::string::npos);
+  BOOST_TEST(report.table().find("initial (seed 42)") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(broken_on_purpose_every_check_fails_and_the_controls_do_not) {
+  const Run run;
+  const SelfcheckReport report = selfcheck(run.config(), {.broken = "dropped"});
+  BOOST_TEST(!report.passed());
+  for (const CheckResult& check : report.checks) BOOST_TEST(check.passed == is_control(check), check.name << ": " << check.words);
+  BOOST_TEST(find(report, "leak probe, two equal documents").changed_fraction == 1.0);
+  BOOST_TEST(find(report, "leak probe, two equal documents").leaked_rows > 0);
+  check_error<ConfigError>([&] { selfcheck(run.config(), {.broken = "droped"}); }, {"[selfcheck]", "'droped'", "known: dropped", "did you mean 'dropped'"});
+}
+
+BOOST_AUTO_TEST_CASE(the_json_has_the_promised_keys_and_no_others) {
+  const Run run;
+  const SelfcheckReport report = selfcheck(run.config());
+  const nlohmann::json json = nlohmann::json::parse(report.to_json());
+  const auto keys = [](const nlohmann::json& object) {
+    std::set<std::string> result;
+    for (const auto& [key, value] : object.items()) result.insert(key);
+    return result;
+  };
+  BOOST_TEST(keys(json) == (std::set<std::string>{"passed", "checks"}));
+  BOOST_TEST(json["passed"].is_boolean());
+  BOOST_TEST(json["checks"].size() == report.checks.size());
+  for (const nlohmann::json& check : json["checks"]) {
+    BOOST_TEST(keys(check) == (std::set<std::string>{"name", "layout", "backend", "changed_fraction", "leaked_rows", "max_difference", "passed"}));
+    BOOST_TEST((check["name"].is_string() && check["layout"] == "single" && check["backend"].is_string() && check["changed_fraction"].is_number() &&
+                check["leaked_rows"].is_number_integer() && check["max_difference"].is_number() && check["passed"].is_boolean()));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(the_user_s_own_model_and_settings_are_in_force) {
+  const Run run;
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {"train.mixed_precision=\"f64\"", "model.qk_norm=true"},
+           {"train.mixed_precision=\"bf16\"", "train.activation_checkpointing=\"full\""},
+           {"model.sliding_window=[3, 5]", "train.activation_checkpointing=\"attention\"", "train.z_loss_weight=1e-3"},
+           {"model.sliding_window=2"},
+           {"data.strategy=\"bfd\"", "model.tie_embeddings=false", "train.microbatch_size=1"},
+       }) {
+    const SelfcheckReport report = selfcheck(run.config(overrides));
+    BOOST_TEST(report.passed(), overrides[0] << "\n" << report.table());
+    BOOST_TEST(std::count_if(report.checks.begin(), report.checks.end(), is_control) == 8);
+  }
+  // A window of 1: tokens never meet, nothing can leak, and no control could see it.
+  const SelfcheckReport alone = selfcheck(run.config({"model.sliding_window=1"}));
+  BOOST_TEST(alone.passed());
+  BOOST_TEST(std::none_of(alone.checks.begin(), alone.checks.end(), is_control));
+  BOOST_TEST(alone.table().find("window is 1") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(rows_to_probe_hold_at_least_two_documents_whatever_the_data) {
+  std::string words;
+  for (int i = 0; i < 400; ++i) words += "word ";
+  for (const std::string& text : {std::string("x"), words, words + "\n%\n" + words, std::string(three_texts)}) {
+    const Run run(text);
+    for (const char* row : {"train.seq_len=1", "train.seq_len=7", "train.seq_len=5000"})
+      for (const char* epochs : {"data.epochs=0", "data.epochs=1"}) {
+        const SelfcheckReport report = selfcheck(run.config({row, epochs}), {.tokens = 100});
+        BOOST_TEST(report.passed(), row << " " << epochs << " " << text.substr(0, 20) << "\n" << report.table());
+      }
+  }
+  // What fits is probed as the loader gives it.
+  const Run run;
+  const Config config = run.config();
+  CorpusInfo info;
+  info.vocabulary_size = 257;
+  info.eos = 256;
+  const auto corpus = std::make_shared<MemoryCorpus>(info);
+  for (int32_t d = 0; d < 20; ++d) corpus->add(std::vector<int32_t>{d, d, d, d, d, d, d, 256});
+  const HostBatch first = Loader(corpus, loader_settings(config)).next_step().microbatches.at(0);
+  const ProbeRow row = packed_probe_row(config, corpus, 1024);
+  BOOST_TEST(row.input.tokens == first.tokens);
+  BOOST_TEST(row.input.targets == first.targets);
+  BOOST_TEST((row.input.documents == first.documents));
+  const ProbeRow cut = packed_probe_row(config, corpus, 20);
+  BOOST_TEST(cut.input.tokens.size() == 20u);
+  BOOST_TEST(cut.input.documents.runs().size() >= 2u);
+}
+
+BOOST_AUTO_TEST_CASE(each_probe_catches_its_own_fault) {
+  BOOST_TEST(failures({}, {}) == "");
+  // The last row of the microbatch moves by one unit in the last place when the first token is another.
+  BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) { if (input.tokens.size() > 6) x.back() += 1e-14 * input.tokens[0]; }, {}) == "leak");
+  // The first row sees its own document's last token, which is ahead of it.
+  BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) { if (input.tokens.size() > 6) x.front() += 1e-14 * input.tokens[4]; }, {}) == "leak");
+  // Only backward leaks, and only by the smallest number there is, into the first row.
+  BOOST_TEST(failures({}, [](const ProbeInput&, std::vector<double>& x) { x[0] = x[0] == 0 ? 5e-324 : x[0]; }) == "gradient");
+  // The second half says something else in a row than alone, whatever the tokens: no leak, and still wrong (positions, say).
+  BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) { if (input.documents.runs().size() > 1) x.back() += 0.01; }, {}) == "packed");
+  // A model that looks at nothing leaks nothing; that is no proof.
+  BOOST_TEST(failures([](const ProbeInput&, std::vector<double>& x) { std::fill(x.begin(), x.end(), 0.0); },
+                      [](const ProbeInput&, std::vector<double>& x) { std::fill(x.begin(), x.end(), 0.0); }) == "gradient leak packed");
+  // Numbers that are none.
+  BOOST_TEST(failures([](const ProbeInput&, std::vector<double>& x) { std::fill(x.begin(), x.end(), std::nan("")); },
+                      [](const ProbeInput&, std::vector<double>& x) { std::fill(x.begin(), x.end(), std::nan("")); }) == "gradient leak packed");
+}
+
+BOOST_AUTO_TEST_CASE(a_control_that_sees_no_leak_fails) {
+  class Deaf final : public ProbeLayout {  // its break breaks nothing
+   public:
+    explicit Deaf(ProbeLayout& layout) : layout_(layout) {}
+    std::string name() const override { return "deaf"; }
+    std::vector<std::string> breaks() const override { return {"nothing"}; }
+    double tolerance() const override { return layout_.tolerance(); }
+    std::vector<double> logits(const ProbeInput& input, const ProbeMode& mode) override { return layout_.logits(input, mode); }
+    std::vector<double> embedding_gradient(const ProbeInput& input, const ProbeMode& mode) override { return layout_.embedding_gradient(input, mode); }
+
+   private:
+    ProbeLayout& layout_;
+  };
+  const Run run;
+  const Config config = run.config();
+  Rank rank(RankOptions{.threads = 1});
+  Model model(rank, config.model, DType::f32);
+  model.initialize(rank, 1);
+  SingleLayout single(rank, model, {});
+  Deaf deaf(single);
+  const ProbeInput from{{1, 2, 3, 4}, {2, 3, 4, 5}, Documents::from_lengths(std::vector<int64_t>{4})};
+  for (const CheckResult& check : check_layout(deaf, single, config.model, {equal_probe_row(config.model, from, 64)})) BOOST_TEST(check.passed == !is_control(check), check.name);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
