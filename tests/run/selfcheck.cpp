@@ -193,7 +193,10 @@ BOOST_AUTO_TEST_CASE(each_probe_catches_its_own_fault) {
   // The last row of the microbatch moves by one unit in the last place when the first token is another.
   BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) { if (input.tokens.size() > 6) x.back() += 1e-14 * input.tokens[0]; }, {}) == "leak");
   // The first row sees its own document's last token, which is ahead of it.
-  BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) { if (input.tokens.size() > 6) x.front() += 1e-14 * input.tokens[4]; }, {}) == "leak");
+  BOOST_TEST(failures([](const ProbeInput& input, std::vector<double>& x) {
+    const DocumentRun first = input.documents.runs().at(0);
+    if (first.length > 1) x.front() += 1e-14 * input.tokens[static_cast<size_t>(first.length - 1)];
+  }, {}) == "leak");
   // Only backward leaks, and only by the smallest number there is, into the first row.
   BOOST_TEST(failures({}, [](const ProbeInput&, std::vector<double>& x) { x[0] = x[0] == 0 ? 5e-324 : x[0]; }) == "gradient");
   // The second half says something else in a row than alone, whatever the tokens: no leak, and still wrong (positions, say).
