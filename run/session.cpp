@@ -31,7 +31,7 @@ bool due(int64_t interval, int64_t step, bool last) { return last || (interval >
 
 }  // namespace
 
-Session::Session(const Config& config, FileSystem& fs)
+Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& progress)
     : config_(config), fs_(fs), folder_(config.run.dir, fs), log_(std::make_unique<Log>(fs, folder_.file("log.txt"))), resident_at_start_(resident_bytes()),
       rank_(rank_options(config)), data_(open_data(config, fs)) {
   folder_.store_config(config_);
@@ -40,7 +40,7 @@ Session::Session(const Config& config, FileSystem& fs)
   resume();
   trainer_->rehearse();
   peak_flops_ = measure_peak_flops(rank_, config_.dtype());
-  progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get());
+  progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
   print_start();
   upcoming_state_ = loader_->state();
   read_ahead();

@@ -15,7 +15,7 @@ class Session {
  public:
   /// Locks the run folder, opens the data, builds the model, loads the newest complete checkpoint if there is one (else checkpoint.load_path, if
   /// given), prints what runs where, and the memory table. Throws typed errors.
-  explicit Session(const Config& config, FileSystem& fs = disk());
+  explicit Session(const Config& config, FileSystem& fs = disk(), const ProgressOptions& progress = {});
   ~Session();
 
   Trainer& trainer() { return *trainer_; }
@@ -27,8 +27,8 @@ class Session {
   void finish(int signal);
 
  private:
-  void read_ahead();
   void resume();
+  void read_ahead();
   void print_start();
   Evaluation evaluate();
   void save();

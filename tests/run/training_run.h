@@ -1,0 +1,121 @@
+// A small training run in a folder of its own, for tests of whole runs.
+#pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <random>
+
+#include "check.h"
+#include "parallel/checkpoint.h"
+#include "run/session.h"
+#include "run/scratch.h"
+
+namespace quire::test {
+
+/// Documents of lower-case words, most of them short, some of one letter, separated by lines of %.
+inline void write_text(const std::string& path, int documents, uint64_t seed = 7) {
+  std::mt19937_64 random(seed);
+  std::ofstream file(path);
+  for (int d = 0; d < documents; ++d) {
+    const int words = d % 5 == 0 ? 0 : 1 + static_cast<int>(random() % 12);
+    std::string text(1, static_cast<char>('a' + random() % 26));
+    for (int w = 0; w < words; ++w) {
+      text += ' ';
+      for (size_t l = 0; l < 1 + random() % 6; ++l) text += static_cast<char>('a' + random() % 26);
+    }
+    file << text << "\n%\n";
+  }
+}
+
+/// About 30 documents, an epoch of a few steps, evaluation, two microbatches a step.
+inline Config small_config(const Scratch& scratch, const std::string& run, const std::vector<std::string>& overrides = {}) {
+  if (!std::filesystem::exists(scratch.path("text.txt"))) write_text(scratch.path("text.txt"), 30);
+  std::vector<std::string> all{"run.dir=" + scratch.path(run)};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return parse_config(R"(
+[run]
+threads = 1
+[model]
+dim = 16
+n_layers = 2
+n_heads = 2
+head_dim = 8
+ffn_hidden_dim = 32
+vocab_size = 257
+max_seq_len = 64
+[train]
+seq_len = 48
+global_batch_size = 4
+microbatch_size = 2
+max_steps = 12
+[optimizer]
+lr = 1e-2
+[scheduler]
+name = "cosine"
+warmup_steps = 2
+[data]
+dataset_path = "text.txt"
+separator = "%"
+strategy = "bfd"
+buffer_documents = 8
+eval_fraction = 0.1
+[checkpoint]
+keep_last_n = 3
+[eval]
+interval = 4
+[metrics]
+log_interval = 1
+)", "small", scratch.path(), all);
+}
+
+inline ProgressOptions quiet() {
+  static const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  ProgressOptions options;
+  options.descriptor = null;
+  options.terminal = false;
+  return options;
+}
+
+/// Trains until max_steps, or for `stop_after` steps of this call, then ends as a signal would.
+inline void run_training(const Config& config, int64_t stop_after = -1, FileSystem& fs = disk()) {
+  Session session(config, fs, quiet());
+  for (int64_t done = 0;; ++done) {
+    if (done == stop_after) return session.finish(SIGTERM);
+    const LoadedStep batch = session.next_batch();
+    if (batch.empty()) break;
+    session.record(batch, session.trainer().step(batch));
+  }
+  session.finish(0);
+}
+
+/// metrics.jsonl without what depends on the clock.
+inline std::vector<StepMetrics> metrics_of(const Config& config) {
+  std::vector<StepMetrics> all = read_metrics(disk(), config.run.dir + "/metrics.jsonl");
+  for (StepMetrics& m : all) m = without_time(m);
+  return all;
+}
+
+/// Every tensor of the newest checkpoint as bytes, by kind and name.
+inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config& config) {
+  const CheckpointSearch found = latest_checkpoint(disk(), config.run.dir);
+  BOOST_REQUIRE(found.found());
+  CheckpointReader reader(disk(), found.folder);
+  std::map<std::string, std::vector<std::byte>> result;
+  Rank rank;
+  for (const CheckpointReader::Entry& entry : reader.entries()) {
+    const Tensor tensor = Tensor::empty(rank, entry.shape, entry.dtype);
+    reader.read(entry.kind, entry.name, tensor);
+    const auto* bytes = static_cast<const std::byte*>(tensor.raw());
+    result[entry.kind + " " + entry.name].assign(bytes, bytes + tensor.bytes());
+  }
+  return result;
+}
+
+inline void check_same_training(const Config& a, const Config& b, const std::string& what) {
+  BOOST_TEST((metrics_of(a) == metrics_of(b)), what << ": metrics differ");
+  BOOST_TEST((checkpoint_of(a) == checkpoint_of(b)), what << ": checkpoints differ");
+}
+
+}  // namespace quire::test
