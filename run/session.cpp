@@ -139,8 +139,8 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
   metrics.padding = result.padding;
   metrics.step_ms = seconds * 1e3;
   metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
-  metrics.peak_share_useful = training_flops(config_.model, result.tokens, static_cast<double>(result.useful_pairs)) / seconds / peak_flops_;
-  metrics.peak_share_causal = training_flops(config_.model, result.tokens, static_cast<double>(result.causal_pairs)) / seconds / peak_flops_;
+  metrics.peak_share_useful = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds / peak_flops_;
+  metrics.peak_share_causal = step_flops(config_.model, result.tokens, result.causal_pairs) / seconds / peak_flops_;
   metrics.resident_bytes = resident_bytes();
   if (result.skipped && result.valid_tokens > 0) {
     ++non_finite_steps_;

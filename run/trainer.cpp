@@ -20,7 +20,7 @@ Schedule schedule_of(const Config& config) {
   return {s.name, config.optimizer.lr, s.warmup_steps, s.decay_steps > 0 ? s.decay_steps : rest, s.stable_steps, s.min_lr_ratio};
 }
 
-/// Attention pairs of a microbatch over all layers and query heads, with each layer's own window.
+/// Attention pairs of a microbatch over all layers, per head, with each layer's own window.
 int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
   int64_t pairs = 0, last_window = -1, last = 0;
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
@@ -29,7 +29,7 @@ int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
     last_window = window;
     pairs += last;
   }
-  return pairs * config.n_heads;
+  return pairs;
 }
 
 Microbatch to_microbatch(Rank& rank, const HostBatch& host) { return Microbatch::make(rank, host.tokens, host.targets, host.documents); }
@@ -48,6 +48,14 @@ LoaderSettings loader_settings(const Config& config) {
   settings.global_batch_size = config.train.global_batch_size;
   settings.microbatch_size = config.train.microbatch_size;
   return settings;
+}
+
+double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs) {
+  const double queries = static_cast<double>(config.n_heads * config.head_dim), keys = static_cast<double>(config.n_kv_heads * config.head_dim);
+  const double dim = static_cast<double>(config.dim), ffn = static_cast<double>(config.ffn_hidden_dim);
+  const double layer = dim * (2 * queries + 2 * keys + 3 * ffn);
+  const double weights = static_cast<double>(config.n_layers) * layer + dim * static_cast<double>(config.vocab_size);
+  return 6.0 * weights * static_cast<double>(tokens) + 12.0 * queries * static_cast<double>(pairs);
 }
 
 Trainer::Trainer(Rank& rank, const Config& config)
@@ -76,13 +84,13 @@ void Trainer::forward_backward(const HostBatch& batch, int64_t valid_in_step) {
   for (const Row& row : batch.plan) {
     int64_t length = 0;
     for (const Piece& piece : row) length += piece.length;
-    current_.causal_pairs += config_.model.n_layers * config_.model.n_heads * (length * (length + 1) / 2);
+    current_.causal_pairs += config_.model.n_layers * (length * (length + 1) / 2);
     current_.padding += config_.train.seq_len - length;
   }
   Tape tape(rank_);
   const int64_t pairs_before = rank_.work().computed_pairs;
   const Value loss = model_.loss(tape, microbatch, forward_);
-  current_.computed_pairs += rank_.work().computed_pairs - pairs_before;
+  current_.computed_pairs += (rank_.work().computed_pairs - pairs_before) / config_.model.n_heads;
   accumulate(rank_, loss.tensor, loss_sum_);
   if (rank_.computes()) loss_gradient_.data<double>()[0] = valid_in_step > 0 ? 1.0 / static_cast<double>(valid_in_step) : 0.0;
   tape.backward(std::span(&loss, 1), std::span(&loss_gradient_, 1));

@@ -19,7 +19,7 @@ struct StepResult {
   double gradient_norm = 0;      ///< before clipping
   double learning_rate = 0;
   bool skipped = false;          ///< nothing was changed: not finite, or no target to score
-  int64_t useful_pairs = 0;      ///< query-key pairs that documents and windows need, over layers and query heads, forward
+  int64_t useful_pairs = 0;      ///< query-key pairs that documents and windows need, summed over layers, per head, forward
   int64_t computed_pairs = 0;    ///< pairs whose score was computed, counted the same way
   int64_t causal_pairs = 0;      ///< pairs of a plain causal mask over whole rows, counted the same way
   int64_t padding = 0;           ///< places of the rows that hold no token
@@ -77,6 +77,10 @@ class Trainer {
   StepResult current_;
   int64_t steps_done_ = 0, skipped_in_a_row_ = 0;
 };
+
+/// Floating-point operations of one training step: 6 per weight of a matrix product and token, and 12 * head_dim per pair and head.
+/// `pairs` are summed over layers, per head (StepResult's convention).
+double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs);
 
 /// Loader settings that a config asks for.
 LoaderSettings loader_settings(const Config& config);
