@@ -164,6 +164,7 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
 }
 
 void Session::save() {
+  folder_.sync_metrics();  // the record must not be older than the checkpoint after a power loss
   save_training_state(fs_, folder_.path(), *trainer_, state_, *data_.train, config_.checkpoint.keep_last_n);
   saved_step_ = trainer_->steps_done();
 }

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <limits>
+
 #include "runtime/error.h"
 
 namespace quire {
@@ -49,42 +51,52 @@ ThreadPool::~ThreadPool() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    ++generation_;
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::take_chunks(int thread) {
-  for (int64_t chunk; (chunk = next_.fetch_add(1, std::memory_order_relaxed)) < chunks_;) {
+void ThreadPool::take_chunks(uint32_t generation, int thread) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (static_cast<uint32_t>(ticket >> 32) == generation) {
+    const auto chunk = static_cast<uint32_t>(ticket);
+    // These belong to this section if the claim below succeeds: they change only when every chunk has been claimed and done.
+    const std::function<void(int64_t, int)>* task = task_.load(std::memory_order_relaxed);
+    if (chunk >= chunks_.load(std::memory_order_relaxed)) return;
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     try {
-      (*task_)(chunk, thread);
+      if (!failed_.load(std::memory_order_relaxed)) (*task)(chunk, thread);
     } catch (...) {
       std::lock_guard lock(error_mutex_);
       if (!error_) error_ = std::current_exception();
-      next_ = chunks_;
+      failed_ = true;
     }
+    done_.fetch_add(1, std::memory_order_release);
     if (thread == 0 && poll_) poll_();
+    ticket = ticket_.load(std::memory_order_acquire);
   }
 }
 
 void ThreadPool::work(int thread) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
+  const auto news = [&] { return static_cast<uint32_t>(ticket_.load() >> 32) != seen || stop_; };
   while (true) {
-    for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) relax();
-    if (generation_.load(std::memory_order_acquire) == seen) {
+    for (int i = 0; i < spins && !news(); ++i) relax();
+    if (!news()) {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, news);
+      sleepers_.fetch_sub(1);
     }
-    seen = generation_.load(std::memory_order_acquire);
     if (stop_) return;
-    take_chunks(thread);
-    running_.fetch_sub(1, std::memory_order_acq_rel);
+    seen = static_cast<uint32_t>(ticket_.load(std::memory_order_acquire) >> 32);
+    take_chunks(seen, thread);
   }
 }
 
 void ThreadPool::parallel_for(int64_t chunks, const std::function<void(int64_t, int)>& task) {
   if (chunks <= 0) return;
+  if (chunks > std::numeric_limits<uint32_t>::max() / 2) fail<ShapeError>("threads", "{} chunks; allowed: below 2^31", chunks);
   if (busy_.exchange(true)) fail<StateError>("threads", "parallel_for inside parallel_for of the same pool");
   struct Release { std::atomic<bool>& busy; ~Release() { busy = false; } } release{busy_};
   if (chunks == 1 || workers_.empty()) {
@@ -94,18 +106,19 @@ void ThreadPool::parallel_for(int64_t chunks, const std::function<void(int64_t, 
     }
     return;
   }
-  task_ = &task;
-  chunks_ = chunks;
+  task_.store(&task, std::memory_order_relaxed);
+  chunks_.store(static_cast<uint32_t>(chunks), std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
   error_ = nullptr;
-  next_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  {
-    std::lock_guard lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
+  failed_ = false;
+  const uint32_t generation = static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_.store(static_cast<uint64_t>(generation) << 32);  // sequentially consistent with sleepers_: a worker sees this or is seen asleep
+  if (sleepers_.load() > 0) {
+    { std::lock_guard lock(mutex_); }
+    wake_.notify_all();
   }
-  wake_.notify_all();
-  take_chunks(0);
-  for (int i = 0; running_.load(std::memory_order_acquire) > 0; ++i) {
+  take_chunks(generation, 0);
+  for (int i = 0; done_.load(std::memory_order_acquire) < static_cast<uint32_t>(chunks); ++i) {
     if (poll_) poll_();
     if (i < spins) relax();
     else std::this_thread::yield();

@@ -33,18 +33,20 @@ class ThreadPool {
 
  private:
   void work(int thread);
-  void take_chunks(int thread);
+  /// Claims and runs chunks of the section `generation` until none is left.
+  void take_chunks(uint32_t generation, int thread);
 
   std::vector<std::thread> workers_;
   std::function<void()> poll_;
+  /// Section in the upper half, its next chunk in the lower: one compare-and-swap claims a chunk of a section that is still open, so nobody waits
+  /// for a thread that has not woken up yet.
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<uint32_t> chunks_{0}, done_{0};
+  std::atomic<const std::function<void(int64_t, int)>*> task_{nullptr};
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int64_t> next_{0};
-  std::atomic<int> running_{0};
-  std::atomic<bool> stop_{false}, busy_{false};
-  int64_t chunks_ = 0;
-  const std::function<void(int64_t, int)>* task_ = nullptr;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false}, busy_{false}, failed_{false};
   std::exception_ptr error_;
   std::mutex error_mutex_;
 };
