@@ -26,7 +26,8 @@ void ModelConfig::validate() const {
   check_range("n_heads", n_heads, 1, largest_size);
   check_range("n_kv_heads", n_kv_heads, 0, n_heads);
   if (n_kv_heads > 0 && n_heads % n_kv_heads != 0)
-    fail<ConfigError>("config", "model.n_kv_heads is {}; allowed: a divisor of model.n_heads = {}, or 0 for as many", n_kv_heads, n_heads);
+    fail<ConfigError>("config", "model.n_kv_heads is {}; allowed: a divisor of model.n_heads = {}, or 0 for as many", n_kv_heads,
+                      n_heads);
   check_range("head_dim", head_dim, 0, largest_size);
   if (head_dim == 0 && dim % n_heads != 0)
     fail<ConfigError>("config", "model.n_heads is {}; allowed: a divisor of model.dim = {}, or any number with model.head_dim given",
@@ -44,7 +45,8 @@ void ModelConfig::validate() const {
   check_positive("init_std", init_std, true);
   const int64_t windows = static_cast<int64_t>(sliding_window.size());
   if (windows > 1 && windows != n_layers)
-    fail<ConfigError>("config", "model.sliding_window has {} entries; allowed: none, one for all layers, or one for each of the {} layers",
+    fail<ConfigError>("config",
+                      "model.sliding_window has {} entries; allowed: none, one for all layers, or one for each of the {} layers",
                       windows, n_layers);
   for (const int64_t window : sliding_window) check_range("sliding_window", window, 0, largest_count);
   const std::vector<std::string> backends = {"block", "dense"};

@@ -31,7 +31,8 @@ std::vector<HuggingFaceTensor> huggingface_tensors(const ModelConfig& config) {
   std::vector<HuggingFaceTensor> tensors = {{"embedding.weight", embedding_name, {model.vocab_size, dim}}};
   for (int64_t i = 0; i < model.n_layers; ++i) {
     const auto add = [&](const char* name, const char* huggingface_name, std::vector<int64_t> shape) {
-      tensors.push_back({fmt::format("layers.{}.{}.weight", i, name), fmt::format("model.layers.{}.{}.weight", i, huggingface_name), std::move(shape)});
+      tensors.push_back({fmt::format("layers.{}.{}.weight", i, name),
+                         fmt::format("model.layers.{}.{}.weight", i, huggingface_name), std::move(shape)});
     };
     add("attention_norm", "input_layernorm", {dim});
     add("attention.q", "self_attn.q_proj", {queries, dim});
@@ -58,8 +59,10 @@ HuggingFaceModel::HuggingFaceModel(HuggingFaceConfig config, Safetensors weights
   for (const HuggingFaceTensor& tensor : tensors_) expected[tensor.huggingface_name] = &tensor;
   for (const std::string& name : weights_.names())
     if (!expected.contains(name) && !is_legacy(name) && !(config_.model.tie_embeddings && name == head_name))
-      fail<DataError>("huggingface", "'{}' holds tensor '{}', which a {} of this config does not have: the config and the weights do not belong together",
-                      weights_.path_of(name), name, config_.architecture);
+      fail<DataError>(
+          "huggingface",
+          "'{}' holds tensor '{}', which a {} of this config does not have: the config and the weights do not belong together",
+          weights_.path_of(name), name, config_.architecture);
   for (const HuggingFaceTensor& tensor : tensors_) {
     const SafetensorsEntry* entry = weights_.find(tensor.huggingface_name);
     if (!entry)
@@ -69,8 +72,8 @@ HuggingFaceModel::HuggingFaceModel(HuggingFaceConfig config, Safetensors weights
       fail<DataError>("huggingface", "'{}': tensor '{}' is {}; the config says {}", weights_.path_of(entry->name), entry->name,
                       shape_text(entry->shape), shape_text(tensor.shape));
     if (!is_readable(entry->dtype))
-      fail<UnsupportedError>("huggingface", "'{}': tensor '{}' is stored as {}; supported: F64, F32, F16, BF16", weights_.path_of(entry->name),
-                             entry->name, entry->dtype);
+      fail<UnsupportedError>("huggingface", "'{}': tensor '{}' is stored as {}; supported: F64, F32, F16, BF16",
+                             weights_.path_of(entry->name), entry->name, entry->dtype);
   }
   if (config_.model.tie_embeddings && weights_.find(head_name)) check_tied_head();
 }
@@ -99,21 +102,25 @@ void HuggingFaceModel::read(const std::string& name, DType dtype, void* into) co
   std::vector<std::string> known;
   for (const HuggingFaceTensor& tensor : tensors_) known.push_back(tensor.name);
   const std::string near = nearest(name, known);
-  fail<DataError>("huggingface", "'{}' has no parameter '{}'{}", weights_.path(), name, near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+  fail<DataError>("huggingface", "'{}' has no parameter '{}'{}", weights_.path(), name,
+                  near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
 HuggingFaceModel open_huggingface(FileSystem& fs, const std::string& config_path, const std::string& weights_path) {
   return HuggingFaceModel(parse_huggingface_config(config_path, read_text(fs, config_path)), Safetensors(fs, weights_path));
 }
 
-HuggingFaceModel open_huggingface(FileSystem& fs, const std::string& folder) { return open_huggingface(fs, folder + "/config.json", folder); }
+HuggingFaceModel open_huggingface(FileSystem& fs, const std::string& folder) {
+  return open_huggingface(fs, folder + "/config.json", folder);
+}
 
 SafetensorsItem safetensors_item(const std::string& name, const Tensor& tensor) {
   if (!tensor.is_contiguous()) fail<ShapeError>("safetensors", "'{}' {} is not contiguous", name, describe(tensor));
   return {name, tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}, tensor.raw()};
 }
 
-void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFaceConfig& config, std::vector<SafetensorsItem> tensors) {
+void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFaceConfig& config,
+                      std::vector<SafetensorsItem> tensors) {
   const std::vector<HuggingFaceTensor> expected = huggingface_tensors(config.model);
   std::map<std::string, SafetensorsItem> given;
   for (SafetensorsItem& tensor : tensors) {
@@ -127,14 +134,16 @@ void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFa
     SafetensorsItem item = std::move(found->second);
     given.erase(found);
     if (item.shape != tensor.shape)
-      fail<DataError>("huggingface", "parameter '{}' is {}; the config says {}", tensor.name, shape_text(item.shape), shape_text(tensor.shape));
+      fail<DataError>("huggingface", "parameter '{}' is {}; the config says {}", tensor.name, shape_text(item.shape),
+                      shape_text(tensor.shape));
     if (!items.empty() && item.dtype != items[0].dtype)
-      fail<DTypeError>("huggingface", "parameter '{}' is {}, others are {}: one dtype is needed", tensor.name, safetensors_name(item.dtype),
-                       safetensors_name(items[0].dtype));
+      fail<DTypeError>("huggingface", "parameter '{}' is {}, others are {}: one dtype is needed", tensor.name,
+                       safetensors_name(item.dtype), safetensors_name(items[0].dtype));
     item.name = tensor.huggingface_name;
     items.push_back(std::move(item));
   }
-  if (!given.empty()) fail<DataError>("huggingface", "parameter '{}' does not belong to a model of this config", given.begin()->first);
+  if (!given.empty())
+    fail<DataError>("huggingface", "parameter '{}' does not belong to a model of this config", given.begin()->first);
   const std::string text = huggingface_config_text(config, items[0].dtype);
 
   if (fs.exists(folder + "/model.safetensors.index.json"))

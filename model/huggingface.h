@@ -19,10 +19,12 @@ struct HuggingFaceConfig {
   std::vector<std::string> warnings;  ///< keys that are unknown or without effect here, one sentence each
 };
 
-/// Reads the text of a config.json; `path` is for messages. Every key that changes the function is honoured, or refused by name with the
-/// reason (UnsupportedError); wrong values throw DataError. Keys that are unknown go to `warnings`, with the nearest known one.
+/// Reads the text of a config.json; `path` is for messages. Every key that changes the function is honoured, or refused by name
+/// with the reason (UnsupportedError); wrong values throw DataError. Keys that are unknown go to `warnings`, with the nearest
+/// known one.
 HuggingFaceConfig parse_huggingface_config(const std::string& path, std::string_view text);
-/// The text of a config.json. UnsupportedError where neither architecture can say what `config.model` is (`architecture` is not used).
+/// The text of a config.json. UnsupportedError where neither architecture can say what `config.model` is (`architecture` is not
+/// used).
 std::string huggingface_config_text(const HuggingFaceConfig& config, DType dtype);
 
 /// A parameter by both names.
@@ -58,7 +60,8 @@ HuggingFaceModel open_huggingface(FileSystem& fs, const std::string& config_path
 
 /// Writes config.json and model.safetensors, each published when durable. `tensors` are named as in Quire, complete, of one
 /// dtype. DataError names what is missing, unexpected or of a wrong shape.
-void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFaceConfig& config, std::vector<SafetensorsItem> tensors);
+void save_huggingface(FileSystem& fs, const std::string& folder, const HuggingFaceConfig& config,
+                      std::vector<SafetensorsItem> tensors);
 
 /// A contiguous tensor as an item to be written; it must outlive the writing.
 SafetensorsItem safetensors_item(const std::string& name, const Tensor& tensor);

@@ -12,7 +12,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Keys that change the function in a way that Quire does not compute, with the values under which they change nothing (null always is one).
+/// Keys that change the function in a way that Quire does not compute, with the values under which they change nothing (null
+/// always is one).
 struct Refusal {
   const char* key;
   std::vector<json> harmless;
@@ -28,7 +29,9 @@ const std::vector<Refusal>& refusals() {
       {"partial_rotary_factor", {1, 1.0}, "all of a head is rotated"},
       {"rotary_pct", {1, 1.0}, "all of a head is rotated"},
       {"rope_interleaved", {false}, "rotary pairs are the halves of a head; permute the query and key rows when converting"},
-      {"pretraining_tp", {1}, "products that were split in training are not split here, which rounds differently; set it to 1 to accept that"},
+      {"pretraining_tp",
+       {1},
+       "products that were split in training are not split here, which rounds differently; set it to 1 to accept that"},
       {"quantization_config", {}, "weights must be stored as F64, F32, F16 or BF16; dequantize them first"},
       {"compression_config", {}, "weights must be stored as F64, F32, F16 or BF16; decompress them first"},
       {"auto_map", {}, "the model brings code of its own, so its function is not known from the file"},
@@ -70,9 +73,11 @@ const std::set<std::string>& harmless_keys() {
 
 const std::set<std::string>& honoured_keys() {
   static const std::set<std::string> keys = {
-      "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-      "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "initializer_range",
-      "bos_token_id", "eos_token_id", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_dropout"};
+      "hidden_size",      "intermediate_size", "num_hidden_layers",       "num_attention_heads", "num_key_value_heads",
+      "head_dim",         "vocab_size",        "max_position_embeddings", "rms_norm_eps",        "rope_theta",
+      "rope_scaling",     "rope_parameters",   "tie_word_embeddings",     "initializer_range",   "bos_token_id",
+      "eos_token_id",     "sliding_window",    "use_sliding_window",      "max_window_layers",   "layer_types",
+      "attention_dropout"};
   return keys;
 }
 
@@ -91,7 +96,8 @@ class ConfigReader {
     read_windows();
     read_tokens();
     if (const json* dropout = given("attention_dropout"); dropout && (!dropout->is_number() || dropout->get<double>() != 0))
-      warn("attention_dropout is {}, which has no effect when a model is used and is not applied when it is trained here", shortened(*dropout));
+      warn("attention_dropout is {}, which has no effect when a model is used and is not applied when it is trained here",
+           shortened(*dropout));
     report_unknown();
     try {
       result_.model = model_.resolved();
@@ -117,8 +123,8 @@ class ConfigReader {
     fail<DataError>("config.json", "'{}': {} is {}; allowed: {}", path_, key, shortened(found), allowed);
   }
   [[noreturn]] void unsupported(const std::string& key, const json& found, std::string_view reason) const {
-    fail<UnsupportedError>("config.json", "'{}': {} is {}, which changes what the model computes and is not supported: {}", path_, key,
-                           shortened(found), reason);
+    fail<UnsupportedError>("config.json", "'{}': {} is {}, which changes what the model computes and is not supported: {}", path_,
+                           key, shortened(found), reason);
   }
 
   int64_t whole(const char* key, const json& value) const {
@@ -159,10 +165,13 @@ class ConfigReader {
     const std::string by_type = type == "llama" ? "LlamaForCausalLM" : type == "qwen3" ? "Qwen3ForCausalLM" : "";
     result_.architecture = named.empty() ? by_type : named;
     if (result_.architecture != "LlamaForCausalLM" && result_.architecture != "Qwen3ForCausalLM")
-      fail<UnsupportedError>("config.json", "'{}': architectures is '{}' and model_type '{}'; supported: LlamaForCausalLM (llama), Qwen3ForCausalLM (qwen3)",
-                             path_, named, type);
+      fail<UnsupportedError>(
+          "config.json",
+          "'{}': architectures is '{}' and model_type '{}'; supported: LlamaForCausalLM (llama), Qwen3ForCausalLM (qwen3)", path_,
+          named, type);
     if (!type.empty() && by_type != result_.architecture)
-      fail<DataError>("config.json", "'{}': architectures says {}, model_type says '{}': they contradict each other", path_, named, type);
+      fail<DataError>("config.json", "'{}': architectures says {}, model_type says '{}': they contradict each other", path_,
+                      named, type);
   }
 
   void check(const Refusal& refusal) const {
@@ -199,7 +208,8 @@ class ConfigReader {
     double theta = 0;
     for (const char* key : {"rope_type", "type"})
       if (const auto type = rotary->find(key); type != rotary->end() && *type != "default")
-        unsupported(fmt::format("{}.{}", place, key), *type, "rotary frequencies are the plain powers of rope_theta (type 'default')");
+        unsupported(fmt::format("{}.{}", place, key), *type,
+                    "rotary frequencies are the plain powers of rope_theta (type 'default')");
     for (const auto& [key, value] : rotary->items()) {
       const std::string name = fmt::format("{}.{}", place, key);
       if (key == "rope_type" || key == "type") continue;
@@ -232,7 +242,8 @@ class ConfigReader {
     const json* list = given("layer_types");
     if (!list) return {};
     std::vector<std::string> types;
-    if (!list->is_array() || static_cast<int64_t>(list->size()) != model_.n_layers) wrong("layer_types", *list, "a list with one entry for each layer");
+    if (!list->is_array() || static_cast<int64_t>(list->size()) != model_.n_layers)
+      wrong("layer_types", *list, "a list with one entry for each layer");
     for (const json& type : *list) {
       if (type != "full_attention" && type != "sliding_attention")
         unsupported("layer_types", type, "layers are 'full_attention' or 'sliding_attention'");
@@ -256,11 +267,13 @@ class ConfigReader {
     const bool used = flag_or("use_sliding_window", false);
     if (!used) {
       if (sliding_layers)
-        fail<DataError>("config.json", "'{}': layer_types has sliding_attention, but use_sliding_window is not true: which is meant?", path_);
+        fail<DataError>("config.json",
+                        "'{}': layer_types has sliding_attention, but use_sliding_window is not true: which is meant?", path_);
       return;
     }
     if (root_.contains("sliding_window") && root_["sliding_window"].is_null()) {
-      if (sliding_layers) fail<DataError>("config.json", "'{}': layer_types has sliding_attention, but sliding_window is null", path_);
+      if (sliding_layers)
+        fail<DataError>("config.json", "'{}': layer_types has sliding_attention, but sliding_window is null", path_);
       return;
     }
     const int64_t window = size_or("sliding_window", 4096);
@@ -315,7 +328,9 @@ std::string huggingface_config_text(const HuggingFaceConfig& config, DType dtype
   out["attention_bias"] = false;
   out["attention_dropout"] = 0.0;
   out["bos_token_id"] = config.bos_id < 0 ? json(nullptr) : json(config.bos_id);
-  out["eos_token_id"] = config.eos_ids.empty() ? json(nullptr) : config.eos_ids.size() == 1 ? json(config.eos_ids[0]) : json(config.eos_ids);
+  out["eos_token_id"] = config.eos_ids.empty()       ? json(nullptr)
+                        : config.eos_ids.size() == 1 ? json(config.eos_ids[0])
+                                                     : json(config.eos_ids);
   out["head_dim"] = model.head_dim;
   out["hidden_act"] = "silu";
   out["hidden_size"] = model.dim;
@@ -334,10 +349,14 @@ std::string huggingface_config_text(const HuggingFaceConfig& config, DType dtype
   std::set<int64_t> windows(model.sliding_window.begin(), model.sliding_window.end());
   windows.erase(0);
   if (!windows.empty() && !model.qk_norm)
-    fail<UnsupportedError>("huggingface", "model.sliding_window without model.qk_norm: LlamaForCausalLM has no window, and only it and Qwen3ForCausalLM are written");
+    fail<UnsupportedError>("huggingface",
+                           "model.sliding_window without model.qk_norm: LlamaForCausalLM has no window, and only it and "
+                           "Qwen3ForCausalLM are written");
   if (windows.size() > 1)
-    fail<UnsupportedError>("huggingface", "model.sliding_window has layers of {} and of {} tokens; Qwen3ForCausalLM has one size for all layers that slide",
-                           *windows.begin(), *windows.rbegin());
+    fail<UnsupportedError>(
+        "huggingface",
+        "model.sliding_window has layers of {} and of {} tokens; Qwen3ForCausalLM has one size for all layers that slide",
+        *windows.begin(), *windows.rbegin());
   if (!model.qk_norm) {
     out["mlp_bias"] = false;
     return out.dump(2) + "\n";

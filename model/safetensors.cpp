@@ -25,8 +25,8 @@ constexpr int64_t chunk_bytes = int64_t{1} << 20;
 /// Bytes of one element, 0 for a type that this reader does not know.
 int64_t element_bytes(const std::string& dtype) {
   static const std::map<std::string, int64_t> sizes = {
-      {"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2},
-      {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+      {"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4},  {"I32", 4},     {"U32", 4},     {"F16", 2},    {"BF16", 2},
+      {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
   const auto found = sizes.find(dtype);
   return found == sizes.end() ? 0 : found->second;
 }
@@ -34,7 +34,8 @@ int64_t element_bytes(const std::string& dtype) {
 /// A count that fits in int64, or DataError.
 int64_t count_of(const json& value, const std::string& path, const std::string& name, const char* what) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    fail<DataError>("safetensors", "'{}': tensor '{}': {} holds {}; allowed: whole numbers from 0", path, name, what, shortened(value));
+    fail<DataError>("safetensors", "'{}': tensor '{}': {} holds {}; allowed: whole numbers from 0", path, name, what,
+                    shortened(value));
   return value.get<int64_t>();
 }
 
@@ -66,8 +67,8 @@ SafetensorsEntry parse_entry(const std::string& path, const std::string& name, c
   int64_t needed = 0;
   too_large = too_large || __builtin_mul_overflow(elements, size, &needed);
   if (too_large || (size > 0 && needed != entry.bytes))
-    fail<DataError>("safetensors", "'{}': tensor '{}' of {} {} holds {} bytes, which its shape and dtype contradict", path, name, entry.dtype,
-                    shortened(record["shape"]), entry.bytes);
+    fail<DataError>("safetensors", "'{}': tensor '{}' of {} {} holds {} bytes, which its shape and dtype contradict", path, name,
+                    entry.dtype, shortened(record["shape"]), entry.bytes);
   return entry;
 }
 
@@ -82,7 +83,8 @@ void check_layout(const std::string& path, std::vector<SafetensorsEntry>& entrie
       fail<DataError>("safetensors", "'{}': tensor '{}' begins at data byte {}, but {} at {}", path, entry.name, entry.offset,
                       entry.offset < end ? "the one before it ends" : "a hole begins", end);
     if (entry.bytes > file_bytes - data_begin - end)
-      fail<DataError>("safetensors", "'{}' is truncated or its header lies: tensor '{}' needs {} bytes from byte {}, the file has {}", path,
+      fail<DataError>("safetensors",
+                      "'{}' is truncated or its header lies: tensor '{}' needs {} bytes from byte {}, the file has {}", path,
                       entry.name, entry.bytes, data_begin + end, file_bytes);
     entry.offset += data_begin;
     end += entry.bytes;
@@ -105,9 +107,12 @@ SafetensorsFile::SafetensorsFile(FileSystem& fs, std::string path) : path_(std::
   if (file_bytes < 8)
     fail<DataError>("safetensors", "'{}' has {} bytes; a safetensors file begins with 8 bytes of header length", path_, file_bytes);
   file_->read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  if (header_bytes > static_cast<uint64_t>(file_bytes - 8) || header_bytes > static_cast<uint64_t>(largest_header) || header_bytes < 2)
-    fail<DataError>("safetensors", "'{}' says that its header has {} bytes; allowed: 2 to {} (the file has {} bytes): truncated, or another format",
-                    path_, header_bytes, std::min(largest_header, file_bytes - 8), file_bytes);
+  if (header_bytes > static_cast<uint64_t>(file_bytes - 8) || header_bytes > static_cast<uint64_t>(largest_header) ||
+      header_bytes < 2)
+    fail<DataError>(
+        "safetensors",
+        "'{}' says that its header has {} bytes; allowed: 2 to {} (the file has {} bytes): truncated, or another format", path_,
+        header_bytes, std::min(largest_header, file_bytes - 8), file_bytes);
   std::string text(static_cast<size_t>(header_bytes), '\0');
   file_->read_at(8, std::as_writable_bytes(std::span(text)));
   if (text.front() != '{') fail<DataError>("safetensors", "'{}': the header does not begin with '{{': another format", path_);
@@ -117,9 +122,11 @@ SafetensorsFile::SafetensorsFile(FileSystem& fs, std::string path) : path_(std::
       entries_.push_back(parse_entry(path_, name, record));
       continue;
     }
-    if (!record.is_object()) fail<DataError>("safetensors", "'{}': __metadata__ must be an object, found {}", path_, shortened(record));
+    if (!record.is_object())
+      fail<DataError>("safetensors", "'{}': __metadata__ must be an object, found {}", path_, shortened(record));
     for (const auto& [key, value] : record.items()) {
-      if (!value.is_string()) fail<DataError>("safetensors", "'{}': __metadata__ '{}' must be a string, found {}", path_, key, shortened(value));
+      if (!value.is_string())
+        fail<DataError>("safetensors", "'{}': __metadata__ '{}' must be a string, found {}", path_, key, shortened(value));
       metadata_[key] = value.get<std::string>();
     }
   }
@@ -135,15 +142,18 @@ const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
 void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, int64_t begin, std::span<std::byte> into) const {
   const int64_t length = static_cast<int64_t>(into.size());
   if (begin < 0 || begin > entry.bytes || length > entry.bytes - begin)
-    fail<DataError>("safetensors", "'{}': bytes {} to {} asked of tensor '{}', which has {}", path_, begin, begin + length, entry.name, entry.bytes);
+    fail<DataError>("safetensors", "'{}': bytes {} to {} asked of tensor '{}', which has {}", path_, begin, begin + length,
+                    entry.name, entry.bytes);
   file_->read_at(entry.offset + begin, into);
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, DType wanted, void* into) const {
   const ElementConversion conversion = find_conversion(entry.dtype, wanted);
   if (!conversion.convert)
-    fail<DTypeError>("safetensors", "'{}': tensor '{}' is {} and can not be read as {}; readable are F64, F32, F16, BF16 as floating types, "
-                     "I64, I32 as integers", path_, entry.name, entry.dtype, safetensors_name(wanted));
+    fail<DTypeError>("safetensors",
+                     "'{}': tensor '{}' is {} and can not be read as {}; readable are F64, F32, F16, BF16 as floating types, "
+                     "I64, I32 as integers",
+                     path_, entry.name, entry.dtype, safetensors_name(wanted));
   if (conversion.same) {
     read_bytes(entry, 0, {static_cast<std::byte*>(into), static_cast<size_t>(entry.bytes)});
     return;
@@ -174,7 +184,8 @@ std::string find_weights(FileSystem& fs, const std::string& path) {
   if (path.ends_with(".safetensors") || path.ends_with(".json")) return path;
   const std::string single = path + "/model.safetensors", index = path + "/model.safetensors.index.json";
   if (fs.exists(single) && fs.exists(index))
-    fail<DataError>("safetensors", "'{}' holds both model.safetensors and model.safetensors.index.json: which is meant? Name one", path);
+    fail<DataError>("safetensors", "'{}' holds both model.safetensors and model.safetensors.index.json: which is meant? Name one",
+                    path);
   if (fs.exists(single)) return single;
   if (fs.exists(index)) return index;
   fail<FileError>("safetensors", "'{}' holds neither model.safetensors nor model.safetensors.index.json", path);
@@ -189,8 +200,8 @@ std::map<std::string, std::string> read_weight_map(FileSystem& fs, const std::st
   for (const auto& [name, shard] : index["weight_map"].items()) {
     if (!shard.is_string() || shard.get_ref<const std::string&>().find('/') != std::string::npos ||
         !shard.get_ref<const std::string&>().ends_with(".safetensors"))
-      fail<DataError>("safetensors", "'{}': tensor '{}' lies in {}; allowed: the name of a .safetensors file of the same folder", path, name,
-                      shortened(shard));
+      fail<DataError>("safetensors", "'{}': tensor '{}' lies in {}; allowed: the name of a .safetensors file of the same folder",
+                      path, name, shortened(shard));
     shard_of[name] = shard.get<std::string>();
   }
   return shard_of;
@@ -210,15 +221,17 @@ Safetensors::Safetensors(FileSystem& fs, const std::string& path) : path_(path) 
   for (const auto& [name, shard] : shard_of) shards.insert(shard);
   files_.reserve(shards.size());  // entries are pointed at
   for (const std::string& shard : shards) {
-    if (!fs.exists(folder_of(weights) + shard)) fail<DataError>("safetensors", "'{}' names the shard '{}', which is missing", weights, shard);
+    if (!fs.exists(folder_of(weights) + shard))
+      fail<DataError>("safetensors", "'{}' names the shard '{}', which is missing", weights, shard);
     files_.emplace_back(fs, folder_of(weights) + shard);
     for (const SafetensorsEntry& entry : files_.back().entries()) {
       const auto named = shard_of.find(entry.name);
       if (named == shard_of.end())
-        fail<DataError>("safetensors", "'{}' holds tensor '{}', which the index '{}' does not name", files_.back().path(), entry.name, weights);
+        fail<DataError>("safetensors", "'{}' holds tensor '{}', which the index '{}' does not name", files_.back().path(),
+                        entry.name, weights);
       if (named->second != shard)
-        fail<DataError>("safetensors", "tensor '{}' lies in '{}', but the index '{}' says '{}'", entry.name, files_.back().path(), weights,
-                        named->second);
+        fail<DataError>("safetensors", "tensor '{}' lies in '{}', but the index '{}' says '{}'", entry.name, files_.back().path(),
+                        weights, named->second);
       tensors_[entry.name] = {files_.size() - 1, &entry};
     }
   }
@@ -241,7 +254,8 @@ const SafetensorsEntry* Safetensors::find(const std::string& name) const {
 const SafetensorsEntry& Safetensors::at(const std::string& name) const {
   if (const SafetensorsEntry* entry = find(name)) return *entry;
   const std::string near = nearest(name, names());
-  fail<DataError>("safetensors", "'{}' holds no tensor '{}'{}", path_, name, near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+  fail<DataError>("safetensors", "'{}' holds no tensor '{}'{}", path_, name,
+                  near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
 const std::string& Safetensors::path_of(const std::string& name) const {

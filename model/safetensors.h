@@ -23,9 +23,9 @@ struct SafetensorsEntry {
   int64_t elements() const;
 };
 
-/// One open file, its header checked when opened: its length lies inside the file, it is valid JSON without repeated names, and the
-/// tensors fill the rest of the file without holes or overlaps, each as large as its dtype and shape say. Throws DataError, FileError.
-/// Nothing is mapped: memory use is the header's. Reading is thread-safe.
+/// One open file, its header checked when opened: its length lies inside the file, it is valid JSON without repeated names, and
+/// the tensors fill the rest of the file without holes or overlaps, each as large as its dtype and shape say. Throws DataError,
+/// FileError. Nothing is mapped: memory use is the header's. Reading is thread-safe.
 class SafetensorsFile {
  public:
   SafetensorsFile(FileSystem& fs, std::string path);
@@ -81,7 +81,8 @@ struct SafetensorsItem {
   const void* data = nullptr;
 };
 
-/// Writes one file: the header at once (padded so that the data begin at a multiple of 8 bytes), then the tensors' bytes in the order of the items.
+/// Writes one file: the header at once (padded so that the data begin at a multiple of 8 bytes), then the tensors' bytes in the
+/// order of the items.
 class SafetensorsWriter {
  public:
   /// DataError for repeated or invalid names. The items' data are not used.

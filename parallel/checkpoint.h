@@ -1,12 +1,13 @@
-// Checkpoints: safetensors files and one index that says where every slice of every tensor lies, so that any layout can read what any
-// other wrote. Published whole or not at all.
+// Checkpoints: safetensors files and one index that says where every slice of every tensor lies, so that any layout can read what
+// any other wrote. Published whole or not at all.
 //
 //   RUN/checkpoints/step-00000030/index.json                          what is where, with checksums
 //                                 state.json                          loader, optimizer and configuration, as given
 //                                 rank-00000-parameter.safetensors    one file for each rank and kind
 //
-// A checkpoint is written as `step-00000030.writing`; files and names are synced before it is renamed, so a crash at any point leaves
-// either the checkpoint before or the new one complete. `.writing`, `.removing` and `.replaced` are leftovers of a crash: the next save cleans up.
+// A checkpoint is written as `step-00000030.writing`; files and names are synced before it is renamed, so a crash at any point
+// leaves either the checkpoint before or the new one complete. `.writing`, `.removing` and `.replaced` are leftovers of a crash:
+// the next save cleans up.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -32,9 +33,10 @@ struct CheckpointTensor {
 /// `RUN/checkpoints/step-00000030`
 std::string checkpoint_folder(const std::string& run_folder, int64_t step);
 
-/// Saves from one rank and returns the published folder. keep_last_n > 0: older checkpoints beyond that number (this one included) are
-/// deleted after publishing; those of later steps are never touched. A checkpoint of the same step is replaced.
-/// On any error what was written is cleaned up, earlier checkpoints stay whole, and the error is thrown on (FileError for a full disk).
+/// Saves from one rank and returns the published folder. keep_last_n > 0: older checkpoints beyond that number (this one
+/// included) are deleted after publishing; those of later steps are never touched. A checkpoint of the same step is replaced. On
+/// any error what was written is cleaned up, earlier checkpoints stay whole, and the error is thrown on (FileError for a full
+/// disk).
 std::string save_checkpoint(FileSystem& fs, const std::string& run_folder, int64_t step, const std::vector<CheckpointTensor>& tensors,
                             const std::string& state, int64_t keep_last_n = 0);
 
@@ -44,7 +46,8 @@ void begin_checkpoint(FileSystem& fs, const std::string& run_folder, int64_t ste
 /// Every rank: writes its files and makes them durable. ShapeError, DataError for slices that do not fit.
 void write_checkpoint_part(FileSystem& fs, const std::string& run_folder, int64_t step, int64_t rank_number,
                            const std::vector<CheckpointTensor>& tensors);
-/// Rank 0: checks that the ranks' slices cover every tensor exactly once (DataError), writes state and index, publishes, deletes old ones.
+/// Rank 0: checks that the ranks' slices cover every tensor exactly once (DataError), writes state and index, publishes, deletes
+/// old ones.
 std::string publish_checkpoint(FileSystem& fs, const std::string& run_folder, int64_t step, int64_t ranks, const std::string& state,
                                int64_t keep_last_n = 0);
 /// Rank 0, where a save failed: removes what was written. Throws nothing; what can not be removed is left to the next save.
@@ -56,7 +59,8 @@ enum class CheckpointCheck {
   contents,  ///< every byte of every file, by checksum
 };
 
-/// Reads slices of a published checkpoint, whatever layout wrote it. Throws DataError naming file and tensor for damage. Not thread-safe.
+/// Reads slices of a published checkpoint, whatever layout wrote it. Throws DataError naming file and tensor for damage. Not
+/// thread-safe.
 class CheckpointReader {
  public:
   CheckpointReader(FileSystem& fs, std::string folder, CheckpointCheck check = CheckpointCheck::contents);
@@ -73,8 +77,8 @@ class CheckpointReader {
   std::vector<Entry> entries() const;
   bool contains(const std::string& kind, const std::string& name) const { return tensors_.contains({kind, name}); }
 
-  /// Fills `into` (its last dimension contiguous) with the slice of its shape that begins at `offset`. DataError: no such tensor (with the
-  /// nearest name), another dtype. ShapeError: the slice does not lie inside.
+  /// Fills `into` (its last dimension contiguous) with the slice of its shape that begins at `offset`. DataError: no such tensor
+  /// (with the nearest name), another dtype. ShapeError: the slice does not lie inside.
   void read(const std::string& kind, const std::string& name, const std::vector<int64_t>& offset, const Tensor& into);
   /// The whole tensor; ShapeError unless `into` has the global shape.
   void read(const std::string& kind, const std::string& name, const Tensor& into);

@@ -70,13 +70,17 @@ bool overlap(const CheckpointPiece& a, const CheckpointPiece& b) {
 /// `pieces` of one tensor.
 void check_tensor(const std::string& path, std::vector<const CheckpointPiece*> pieces) {
   const CheckpointPiece& first = *pieces.front();
-  const auto wrong = [&](std::string_view what) { fail<DataError>("checkpoint", "'{}': {} '{}': {}", path, first.kind, first.name, what); };
+  const auto wrong = [&](std::string_view what) {
+    fail<DataError>("checkpoint", "'{}': {} '{}': {}", path, first.kind, first.name, what);
+  };
   int64_t covered = 0;
   for (const CheckpointPiece* piece : pieces) {
     if (piece->global_shape != first.global_shape || piece->dtype != first.dtype) wrong("slices disagree about shape or dtype");
-    if (piece->shape.size() != first.global_shape.size() || piece->offset.size() != first.global_shape.size()) wrong("a slice has another number of dimensions");
+    if (piece->shape.size() != first.global_shape.size() || piece->offset.size() != first.global_shape.size())
+      wrong("a slice has another number of dimensions");
     for (size_t d = 0; d < piece->shape.size(); ++d)
-      if (piece->offset[d] > piece->global_shape[d] || piece->shape[d] > piece->global_shape[d] - piece->offset[d]) wrong("a slice does not lie inside");
+      if (piece->offset[d] > piece->global_shape[d] || piece->shape[d] > piece->global_shape[d] - piece->offset[d])
+        wrong("a slice does not lie inside");
     covered += checked_elements(path, piece->shape);
   }
   std::erase_if(pieces, [&](const CheckpointPiece* piece) { return piece->bytes == 0; });
@@ -95,7 +99,8 @@ void check_tensor(const std::string& path, std::vector<const CheckpointPiece*> p
 int64_t checked_elements(const std::string& path, const std::vector<int64_t>& shape) {
   int64_t elements = 1;
   for (const int64_t size : shape)
-    if (size < 0 || __builtin_mul_overflow(elements, size, &elements)) fail<DataError>("checkpoint", "'{}': an impossible shape", path);
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements))
+      fail<DataError>("checkpoint", "'{}': an impossible shape", path);
   return elements;
 }
 
@@ -138,7 +143,8 @@ CheckpointIndex parse_checkpoint_index(const std::string& path, std::string_view
     index.step = integer(root, "step");
     std::map<std::string, int64_t> file_bytes;
     for (const json& record : root.at("files")) {
-      index.files.push_back({file_name(record, "name"), integer(record, "bytes"), from_hex(record.at("checksum").get<std::string>())});
+      index.files.push_back(
+          {file_name(record, "name"), integer(record, "bytes"), from_hex(record.at("checksum").get<std::string>())});
       if (!file_bytes.emplace(index.files.back().name, index.files.back().bytes).second)
         throw DataError(fmt::format("the file '{}' is listed twice", index.files.back().name));
     }

@@ -71,29 +71,33 @@ const CheckpointReader::Source& CheckpointReader::source(const std::string& kind
     if (key.first == kind) names.push_back(key.second);
   if (names.empty()) fail<DataError>("checkpoint", "'{}' holds no tensors of the kind '{}' ('{}' is needed)", folder_, kind, name);
   const std::string near = nearest(name, names);
-  fail<DataError>("checkpoint", "'{}' holds no {} '{}'{}", folder_, kind, name, near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+  fail<DataError>("checkpoint", "'{}' holds no {} '{}'{}", folder_, kind, name,
+                  near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
 void CheckpointReader::read(const std::string& kind, const std::string& name, const Tensor& into) {
   const Shape& shape = source(kind, name).entry.shape;
   if (!(shape == into.shape()))
-    fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}', and {} is needed", kind, name, to_string(shape), folder_, to_string(into.shape()));
+    fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}', and {} is needed", kind, name, to_string(shape), folder_,
+                     to_string(into.shape()));
   read(kind, name, std::vector<int64_t>(static_cast<size_t>(shape.dims()), 0), into);
 }
 
-void CheckpointReader::read(const std::string& kind, const std::string& name, const std::vector<int64_t>& offset, const Tensor& into) {
+void CheckpointReader::read(const std::string& kind, const std::string& name, const std::vector<int64_t>& offset,
+                            const Tensor& into) {
   const Source& from = source(kind, name);
   const Shape& shape = from.entry.shape;
   if (from.entry.dtype != into.dtype())
-    fail<DataError>("checkpoint", "{} '{}' is {} in '{}', and {} is needed", kind, name, name_of(from.entry.dtype), folder_, name_of(into.dtype()));
+    fail<DataError>("checkpoint", "{} '{}' is {} in '{}', and {} is needed", kind, name, name_of(from.entry.dtype), folder_,
+                    name_of(into.dtype()));
   bool inside = into.shape().dims() == shape.dims() && static_cast<int>(offset.size()) == shape.dims();
   for (int d = 0; inside && d < shape.dims(); ++d) {
     const int64_t begin = offset[static_cast<size_t>(d)];
     inside = begin >= 0 && begin <= shape[d] && into.size(d) <= shape[d] - begin;
   }
   if (!inside)
-    fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}': a slice {} at ({}) does not lie inside", kind, name, to_string(shape), folder_,
-                     to_string(into.shape()), comma_separated(offset));
+    fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}': a slice {} at ({}) does not lie inside", kind, name, to_string(shape),
+                     folder_, to_string(into.shape()), comma_separated(offset));
   if (into.elements() == 0) return;
   for (const size_t piece : from.pieces) read_piece(piece, offset, into);
 }
@@ -102,7 +106,8 @@ void CheckpointReader::verify_piece(size_t number) {
   if (verified_[number]) return;
   const CheckpointPiece& piece = index_.pieces[number];
   if (checksum_of(file(piece.file), piece.file_offset, piece.bytes) != piece.checksum)
-    fail<DataError>("checkpoint", "'{}/{}' is damaged: the checksum of {} '{}' is not the one that was written", folder_, piece.file, piece.kind, piece.name);
+    fail<DataError>("checkpoint", "'{}/{}' is damaged: the checksum of {} '{}' is not the one that was written", folder_,
+                    piece.file, piece.kind, piece.name);
   verified_[number] = true;
 }
 
@@ -115,7 +120,8 @@ void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& off
   int64_t stride = 1;
   for (int d = dims - 1; d >= 0; --d) {
     const size_t i = static_cast<size_t>(d);
-    const int64_t begin = std::max(piece.offset[i], offset[i]), end = std::min(piece.offset[i] + piece.shape[i], offset[i] + into.size(d));
+    const int64_t begin = std::max(piece.offset[i], offset[i]),
+                  end = std::min(piece.offset[i] + piece.shape[i], offset[i] + into.size(d));
     if (begin >= end) return;
     common[i] = end - begin;
     in_piece[i] = begin - piece.offset[i];
@@ -129,7 +135,9 @@ void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& off
   int64_t run = dims > 0 ? common[static_cast<size_t>(dims - 1)] : 1;
   for (; outer > 0; --outer) {
     const size_t i = static_cast<size_t>(outer);
-    if (common[i] != piece.shape[i] || common[i] != into.size(outer) || into.stride(outer - 1) != into.size(outer) * into.stride(outer)) break;
+    if (common[i] != piece.shape[i] || common[i] != into.size(outer) ||
+        into.stride(outer - 1) != into.size(outer) * into.stride(outer))
+      break;
     run *= common[i - 1];
   }
   int64_t source_begin = 0, target_begin = 0;

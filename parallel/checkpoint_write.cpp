@@ -15,7 +15,9 @@ namespace {
 
 constexpr int64_t chunk_bytes = int64_t{1} << 20;  // small enough to stay in cache between checksum and write
 
-std::string folder_being_written(const std::string& run_folder, int64_t step) { return checkpoint_folder(run_folder, step) + writing_suffix; }
+std::string folder_being_written(const std::string& run_folder, int64_t step) {
+  return checkpoint_folder(run_folder, step) + writing_suffix;
+}
 std::string part_name(int64_t rank_number) { return fmt::format("part-{:05}.json", rank_number); }
 
 std::string parent_of(const std::string& path) {
@@ -35,7 +37,8 @@ void for_each_chunk(const Tensor& tensor, F&& use) {
   if (tensor.elements() == 0) return;
   const std::byte* begin = static_cast<const std::byte*>(tensor.raw());
   const auto in_chunks = [&](const std::byte* data, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += chunk_bytes) use(std::span(data + at, static_cast<size_t>(std::min(chunk_bytes, bytes - at))));
+    for (int64_t at = 0; at < bytes; at += chunk_bytes)
+      use(std::span(data + at, static_cast<size_t>(std::min(chunk_bytes, bytes - at))));
   };
   if (tensor.is_contiguous()) return in_chunks(begin, tensor.bytes());
   const int dims = tensor.shape().dims();
@@ -53,10 +56,13 @@ void check_tensor(const CheckpointTensor& tensor) {
   const bool kind_fits = !tensor.kind.empty() && std::all_of(tensor.kind.begin(), tensor.kind.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
   });
-  if (!kind_fits) fail<DataError>("checkpoint", "'{}' has the kind '{}'; allowed: lower-case letters, digits, underscores", tensor.name, tensor.kind);
+  if (!kind_fits)
+    fail<DataError>("checkpoint", "'{}' has the kind '{}'; allowed: lower-case letters, digits, underscores", tensor.name,
+                    tensor.kind);
   if (!tensor.local.defined()) fail<StateError>("checkpoint", "{} '{}' has no values", tensor.kind, tensor.name);
   if (tensor.local.device().kind != DeviceKind::cpu)
-    fail<StateError>("checkpoint", "{} '{}' lies on {}; copy it to the host first", tensor.kind, tensor.name, to_string(tensor.local.device()));
+    fail<StateError>("checkpoint", "{} '{}' lies on {}; copy it to the host first", tensor.kind, tensor.name,
+                     to_string(tensor.local.device()));
   const Shape &global = tensor.global_shape, &local = tensor.local.shape();
   bool fits = local.dims() == global.dims() && static_cast<int>(tensor.offset.size()) == global.dims();
   for (int d = 0; fits && d < global.dims(); ++d) {
@@ -80,8 +86,8 @@ std::string slice_name(const CheckpointTensor& tensor) {
 }
 
 /// One file with the tensors of one kind; its records join `index`.
-void write_kind(FileSystem& fs, const std::string& folder, const std::string& file_name, const std::vector<const CheckpointTensor*>& tensors,
-                CheckpointIndex& index) {
+void write_kind(FileSystem& fs, const std::string& folder, const std::string& file_name,
+                const std::vector<const CheckpointTensor*>& tensors, CheckpointIndex& index) {
   std::vector<SafetensorsItem> items;
   for (const CheckpointTensor* tensor : tensors)
     items.push_back({slice_name(*tensor), tensor->local.dtype(), {tensor->local.shape().begin(), tensor->local.shape().end()}});
@@ -158,7 +164,8 @@ std::string checkpoint_folder(const std::string& run_folder, int64_t step) {
 
 void begin_checkpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
   const std::string writing = folder_being_written(run_folder, step), folder = checkpoints_folder(run_folder);
-  // The folders above must be durable too. Those that were there before may be someone else's, unreadable, and are only synced where possible.
+  // The folders above must be durable too. Those that were there before may be someone else's, unreadable, and are only synced
+  // where possible.
   std::vector<std::string> made;
   for (std::string path = folder; !fs.exists(path); path = parent_of(path)) made.push_back(path);
   fs.make_directories(folder);

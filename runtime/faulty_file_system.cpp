@@ -123,7 +123,8 @@ class FaultyFileSystem::OpenFile final : public File {
     state_->check_alive();
     const int64_t size = static_cast<int64_t>(node_->contents.size()), length = static_cast<int64_t>(bytes.size());
     if (offset < 0 || offset > size || length > size - offset)
-      fail<DataError>("file", "'{}' ends at byte {}, where bytes {} to {} are needed: it is truncated", path_, size, offset, offset + length);
+      fail<DataError>("file", "'{}' ends at byte {}, where bytes {} to {} are needed: it is truncated", path_, size, offset,
+                      offset + length);
     std::copy_n(node_->contents.begin() + offset, length, reinterpret_cast<char*>(bytes.data()));
   }
   int64_t size() const override {
@@ -306,7 +307,8 @@ std::unique_ptr<FaultyFileSystem> FaultyFileSystem::crash(CrashKind kind, uint64
       if (choice == 0) node.contents = node.durable_contents;
       if (choice == 1) {  // the new size with an unwritten end
         const size_t written = node.contents.empty() ? 0 : random() % node.contents.size();
-        if (node.contents != node.durable_contents) std::fill(node.contents.begin() + static_cast<int64_t>(written), node.contents.end(), '\0');
+        if (node.contents != node.durable_contents)
+          std::fill(node.contents.begin() + static_cast<int64_t>(written), node.contents.end(), '\0');
       }
     } else {
       if (!names_kept) node.names = node.history.front();

@@ -56,7 +56,8 @@ class DiskFile final : public File {
   void write_at(int64_t offset, std::span<const std::byte> bytes) override {
     if (appends_) fail<StateError>("file", "'{}' is open for appending and can not be written at an offset", path_);
     while (!bytes.empty()) {
-      const ssize_t written = retry([&] { return ::pwrite(descriptor_, bytes.data(), std::min(bytes.size(), largest_call), offset); });
+      const ssize_t written =
+          retry([&] { return ::pwrite(descriptor_, bytes.data(), std::min(bytes.size(), largest_call), offset); });
       if (written <= 0) refuse("can not write", path_, written < 0 ? errno : ENOSPC);
       bytes = bytes.subspan(static_cast<size_t>(written));
       offset += written;
@@ -69,7 +70,8 @@ class DiskFile final : public File {
       const ssize_t got = retry([&] { return ::pread(descriptor_, bytes.data(), std::min(bytes.size(), largest_call), offset); });
       if (got < 0) refuse("can not read", path_);
       if (got == 0)
-        fail<DataError>("file", "'{}' ends at byte {}, where bytes {} to {} are needed: it is truncated", path_, offset, begin, begin + wanted);
+        fail<DataError>("file", "'{}' ends at byte {}, where bytes {} to {} are needed: it is truncated", path_, offset, begin,
+                        begin + wanted);
       bytes = bytes.subspan(static_cast<size_t>(got));
       offset += got;
     }

@@ -1,6 +1,6 @@
 // FAULTS.md entry 50: a checkpoint was called the latest before it was durable. Here: whatever dies, fills or fails at whatever
-// operation, the latest complete checkpoint loads, and it is the one before or the new one. (Its other half, that any layout loads any
-// checkpoint, is tested in tests/parallel/checkpoint.cpp.)
+// operation, the latest complete checkpoint loads, and it is the one before or the new one. (Its other half, that any layout
+// loads any checkpoint, is tested in tests/parallel/checkpoint.cpp.)
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,7 +29,8 @@ void save(FileSystem& fs, Rank& rank, int64_t step, int64_t keep = 1) {
   save_checkpoint(fs, "run", step, tensors_of(rank, step), "state " + std::to_string(step), keep);
 }
 
-/// The step that a resumed run would start from, every value checked; -1 where there is none, -2 where a checkpoint is taken for complete but is wrong.
+/// The step that a resumed run would start from, every value checked; -1 where there is none, -2 where a checkpoint is taken for
+/// complete but is wrong.
 int64_t resumed_step(FileSystem& fs, Rank& rank, const std::string& run = "run", CheckpointCheck check = CheckpointCheck::contents) {
   const CheckpointSearch found = latest_checkpoint(fs, run, check);
   if (!found.found()) return -1;
@@ -67,7 +68,8 @@ Outcome die_everywhere(Rank& rank, int64_t old_step, int64_t step, Faults contro
       finished = false;
     }
     for (uint64_t variant = 0; variant < 12; ++variant) {
-      const auto after = fs->crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random, 1000 * static_cast<uint64_t>(k) + variant);
+      const auto after =
+          fs->crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random, 1000 * static_cast<uint64_t>(k) + variant);
       const int64_t found = resumed_step(*after, rank, "run", check);
       outcome.old_seen += found == old_step;
       outcome.new_seen += found == step;
@@ -160,7 +162,8 @@ BOOST_AUTO_TEST_CASE(a_killed_process_and_then_a_power_loss_lose_nothing) {
           finished = false;
         }
         for (uint64_t variant = 0; variant < 10; ++variant) {
-          const auto after = fs->crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random, 100 * static_cast<uint64_t>(second) + variant);
+          const auto after = fs->crash(variant < 4 ? static_cast<CrashKind>(variant) : CrashKind::random,
+                                       100 * static_cast<uint64_t>(second) + variant);
           const int64_t found = resumed_step(*after, rank);
           // The first save was killed, so power loss may also take its new checkpoint again, as long as the one before is there.
           broken += finished ? found != next : found != next && found != resumed && found != 10;

@@ -21,7 +21,8 @@ BOOST_AUTO_TEST_CASE(defaults_are_filled) {
 
 BOOST_AUTO_TEST_CASE(parameters_are_counted) {
   ModelConfig stories;  // of 260,032 parameters
-  stories.dim = 64, stories.n_layers = 5, stories.n_heads = 8, stories.n_kv_heads = 4, stories.ffn_hidden_dim = 172, stories.vocab_size = 512;
+  stories.dim = 64, stories.n_layers = 5, stories.n_heads = 8, stories.n_kv_heads = 4, stories.ffn_hidden_dim = 172,
+  stories.vocab_size = 512;
   BOOST_TEST(stories.parameter_count() == 260032);
   ModelConfig tiny;  // 1,178 numbers with the head that is not tied
   tiny.dim = 8, tiny.n_layers = 2, tiny.n_heads = 2, tiny.n_kv_heads = 1, tiny.ffn_hidden_dim = 12, tiny.vocab_size = 11;

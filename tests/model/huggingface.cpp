@@ -29,7 +29,9 @@ json qwen3() {
 
 HuggingFaceConfig parse(const json& config) { return parse_huggingface_config("m/config.json", config.dump()); }
 
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) { fs.create(path)->write(std::as_bytes(std::span(text))); }
+void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
+  fs.create(path)->write(std::as_bytes(std::span(text)));
+}
 
 /// Weights for a config, every element distinct, kept alive beside their items.
 struct Weights {
@@ -43,7 +45,8 @@ Weights weights_for(const ModelConfig& model, bool huggingface_names) {
     const int64_t elements = std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
     weights.values.emplace_back(static_cast<size_t>(elements));
     for (float& value : weights.values.back()) value = next += 0.5f;
-    weights.items.push_back({huggingface_names ? tensor.huggingface_name : tensor.name, DType::f32, tensor.shape, weights.values.back().data()});
+    weights.items.push_back(
+        {huggingface_names ? tensor.huggingface_name : tensor.name, DType::f32, tensor.shape, weights.values.back().data()});
   }
   return weights;
 }
@@ -126,14 +129,19 @@ BOOST_AUTO_TEST_CASE(windows_are_honoured_layer_by_layer) {
     for (const auto& [key, value] : patch.items()) config[key] = value;  // keeps nulls
     return parse(config).model.sliding_window;
   };
-  BOOST_TEST(windows({{"use_sliding_window", false}, {"sliding_window", 4}, {"max_window_layers", 1}}) == Windows({0, 0}), boost::test_tools::per_element());
+  BOOST_TEST(windows({{"use_sliding_window", false}, {"sliding_window", 4}, {"max_window_layers", 1}}) == Windows({0, 0}),
+             boost::test_tools::per_element());
   BOOST_TEST(windows({{"sliding_window", 4}, {"max_window_layers", 0}}) == Windows({0, 0}), boost::test_tools::per_element());
-  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", 4}, {"max_window_layers", 1}}) == Windows({0, 4}), boost::test_tools::per_element());
+  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", 4}, {"max_window_layers", 1}}) == Windows({0, 4}),
+             boost::test_tools::per_element());
   BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", 4}}) == Windows({0, 0}), boost::test_tools::per_element());
-  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}}) == Windows({0, 0}), boost::test_tools::per_element());
-  BOOST_TEST(windows({{"use_sliding_window", true}, {"max_window_layers", 0}}) == Windows({4096, 4096}), boost::test_tools::per_element());
+  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}}) == Windows({0, 0}),
+             boost::test_tools::per_element());
+  BOOST_TEST(windows({{"use_sliding_window", true}, {"max_window_layers", 0}}) == Windows({4096, 4096}),
+             boost::test_tools::per_element());
   const json types = {"sliding_attention", "full_attention"};
-  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", 4}, {"max_window_layers", 1}, {"layer_types", types}}) == Windows({4, 0}),
+  BOOST_TEST(windows({{"use_sliding_window", true}, {"sliding_window", 4}, {"max_window_layers", 1}, {"layer_types", types}}) ==
+                 Windows({4, 0}),
              boost::test_tools::per_element());
   check_error<DataError>([&] { windows({{"use_sliding_window", false}, {"sliding_window", 4}, {"layer_types", types}}); }, {"layer_types", "use_sliding_window"});
   check_error<DataError>([&] { windows({{"use_sliding_window", true}, {"layer_types", {"full_attention"}}}); }, {"layer_types", "each layer"});
@@ -172,7 +180,8 @@ BOOST_AUTO_TEST_CASE(keys_that_change_the_function_are_refused_by_name) {
 
 BOOST_AUTO_TEST_CASE(harmless_values_of_the_same_keys_pass) {
   json config = llama();
-  for (const char* key : {"rope_scaling", "quantization_config", "sliding_window", "partial_rotary_factor", "auto_map", "layer_types", "rope_parameters"})
+  for (const char* key : {"rope_scaling", "quantization_config", "sliding_window", "partial_rotary_factor", "auto_map",
+                          "layer_types", "rope_parameters"})
     config[key] = nullptr;
   config.update({{"hidden_act", "silu"}, {"pretraining_tp", 1}, {"is_encoder_decoder", false}, {"torch_dtype", "float16"}, {"use_cache", true},
                  {"transformers_version", "4.51.0"}, {"pad_token_id", 0}});
@@ -219,9 +228,33 @@ BOOST_AUTO_TEST_CASE(wrong_values_are_named) {
   refuse("eos_token_id", 11, {"eos_token_id", "11", "10"});
   refuse("eos_token_id", {2, -1}, {"eos_token_id", "-1"});
   refuse("model_type", "qwen3", {"contradict"});
-  check_error<DataError>([] { parse_huggingface_config("m/config.json", "{\"hidden_size\":1,\"hidden_size\":2}"); }, {"twice", "hidden_size"});
+  check_error<DataError>([] { parse_huggingface_config("m/config.json", "{\"hidden_size\":1,\"hidden_size\":2}"); },
+                         {"twice", "hidden_size"});
   check_error<DataError>([] { parse_huggingface_config("m/config.json", ""); }, {"m/config.json", "JSON"});
   check_error<DataError>([] { parse_huggingface_config("m/config.json", "[]"); }, {"object"});
+}
+
+BOOST_AUTO_TEST_CASE(broken_configs_never_crash) {
+  json config = qwen3();
+  config.update({{"use_sliding_window", true}, {"sliding_window", 4}, {"layer_types", {"full_attention", "sliding_attention"}},
+                 {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}}});
+  const std::string good = config.dump();
+  std::mt19937_64 random(29);
+  int refused = 0;
+  for (int round = 0; round < 4000; ++round) {
+    std::string bad = good;
+    if (round % 8 == 0) bad.resize(random() % bad.size());
+    for (uint64_t flips = random() % 4; flips > 0 && !bad.empty(); --flips)
+      bad[random() % bad.size()] ^= static_cast<char>(1u << (random() % 8));
+    try {
+      parse_huggingface_config("m/config.json", bad).model.validate();
+    } catch (const Error& error) {
+      ++refused;
+      BOOST_TEST_REQUIRE(std::string(error.what()).find("m/config.json") != std::string::npos, error.what());
+    }
+  }
+  BOOST_TEST(refused > 2000);
+  BOOST_TEST(refused < 3600);  // what was not changed, or only in a value, still reads
 }
 
 BOOST_AUTO_TEST_CASE(what_is_saved_is_read_back) {
@@ -229,14 +262,16 @@ BOOST_AUTO_TEST_CASE(what_is_saved_is_read_back) {
     FaultyFileSystem fs;
     HuggingFaceConfig config;
     ModelConfig& model = config.model;
-    model.dim = 8, model.n_layers = 3, model.n_heads = 2, model.vocab_size = 11, model.qk_norm = qk_norm, model.rope_theta = 5e5, model.norm_eps = 1e-6;
+    model.dim = 8, model.n_layers = 3, model.n_heads = 2, model.vocab_size = 11, model.qk_norm = qk_norm, model.rope_theta = 5e5,
+    model.norm_eps = 1e-6;
     model.tie_embeddings = qk_norm;
     if (qk_norm) model.sliding_window = {0, 5, 0};
     config.bos_id = 1;
     config.eos_ids = {2};
     const Weights weights = weights_for(model, false);
     save_huggingface(fs, "out/model", config, weights.items);
-    BOOST_TEST(fs.list("out/model") == std::vector<std::string>({"config.json", "model.safetensors"}), boost::test_tools::per_element());
+    BOOST_TEST(fs.list("out/model") == std::vector<std::string>({"config.json", "model.safetensors"}),
+               boost::test_tools::per_element());
     const HuggingFaceModel read = open_huggingface(fs, "out/model");
     BOOST_TEST((read.config().model == model.resolved()));
     BOOST_TEST(read.config().bos_id == 1);
@@ -248,7 +283,8 @@ BOOST_AUTO_TEST_CASE(what_is_saved_is_read_back) {
       read.read(weights.items[i].name, DType::f32, values.data());
       BOOST_TEST((values == weights.values[i]));
     }
-    check_error<DataError>([&] { read.read("layers.0.attention.w.weight", DType::f32, nullptr); }, {"layers.0.attention.w.weight", "nearest"});
+    check_error<DataError>([&] { read.read("layers.0.attention.w.weight", DType::f32, nullptr); },
+                           {"layers.0.attention.w.weight", "nearest"});
     const Safetensors file(fs, "out/model/model.safetensors");
     BOOST_TEST((file.find("lm_head.weight") == nullptr) == qk_norm);
     BOOST_TEST((file.find("model.layers.2.self_attn.k_norm.weight") != nullptr) == qk_norm);
@@ -281,7 +317,10 @@ BOOST_AUTO_TEST_CASE(weights_must_fit_the_config) {
   check_folder(llama(), [](Weights& w) { w.items.erase(w.items.begin() + 3); }, {"lacks", "model.layers.0.self_attn.k_proj.weight"});
   check_folder(llama(), [](Weights& w) { w.items.pop_back(); }, {"lacks", "lm_head.weight", "tie_word_embeddings"});
   check_folder(llama(), [](Weights& w) { w.items[0].shape = {8, 11}; }, {"model.embed_tokens.weight", "(8,11)", "(11,8)"});
-  check_folder(llama(), [](Weights& w) { w.items.push_back({"model.layers.0.self_attn.q_proj.bias", DType::f32, {8}, w.values[0].data()}); },
+  check_folder(llama(),
+               [](Weights& w) {
+                 w.items.push_back({"model.layers.0.self_attn.q_proj.bias", DType::f32, {8}, w.values[0].data()});
+               },
                {"model.layers.0.self_attn.q_proj.bias", "does not have"});
   check_folder(llama(), [](Weights& w) { w.items.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {2}, w.values[0].data()}); }, {});
   check_folder(qwen3(), [](Weights& w) { w.items[5].name = "model.layers.0.self_attn.w_norm.weight"; }, {"w_norm", "does not have"});

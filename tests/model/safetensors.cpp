@@ -21,7 +21,9 @@ void put(FileSystem& fs, const std::string& path, const std::string& header, con
   fs.create(path)->write(std::as_bytes(std::span(text)));
 }
 
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) { fs.create(path)->write(std::as_bytes(std::span(text))); }
+void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
+  fs.create(path)->write(std::as_bytes(std::span(text)));
+}
 
 }  // namespace
 
@@ -84,7 +86,9 @@ BOOST_AUTO_TEST_CASE(every_half_is_converted_exactly) {
     if (exponent == 31) expected = fraction ? std::nan("") : std::numeric_limits<double>::infinity();
     if (bits & 0x8000) expected = -expected;
     const float found = float_from_half(static_cast<uint16_t>(bits));
-    const bool same = std::isnan(expected) ? std::isnan(found) : static_cast<double>(found) == expected && std::signbit(found) == std::signbit(expected);
+    const bool same = std::isnan(expected)
+                          ? std::isnan(found)
+                          : static_cast<double>(found) == expected && std::signbit(found) == std::signbit(expected);
     if (!same) BOOST_ERROR("half " << bits << " became " << found);
   }
 }
@@ -111,7 +115,8 @@ BOOST_AUTO_TEST_CASE(doubles_are_rounded_to_bf16_once) {
 BOOST_AUTO_TEST_CASE(lying_headers_are_refused) {
   FaultyFileSystem fs;
   const std::string four = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", data(8, 'x');
-  const auto refuse = [&](const std::string& header, const std::string& bytes, std::initializer_list<std::string> parts, int64_t length = -1) {
+  const auto refuse = [&](const std::string& header, const std::string& bytes, std::initializer_list<std::string> parts,
+                          int64_t length = -1) {
     put(fs, "x.safetensors", header, bytes, length);
     check_error<DataError>([&] { SafetensorsFile(fs, "x.safetensors"); }, parts);
   };
@@ -168,7 +173,8 @@ BOOST_AUTO_TEST_CASE(unknown_dtypes_are_refused_when_asked_for) {
 BOOST_AUTO_TEST_CASE(broken_headers_never_crash_nor_change_values) {
   FaultyFileSystem fs;
   const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7};
-  write_safetensors(fs, "good.safetensors", {{"first", DType::f32, {2, 2}, values.data()}, {"second", DType::f32, {3}, values.data() + 4}},
+  write_safetensors(fs, "good.safetensors",
+                    {{"first", DType::f32, {2, 2}, values.data()}, {"second", DType::f32, {3}, values.data() + 4}},
                     {{"who", "me"}});
   const std::string good = read_text(fs, "good.safetensors");
   const size_t header = good.size() - 28;
@@ -227,7 +233,9 @@ BOOST_AUTO_TEST_CASE(shards_must_agree_with_their_index) {
   write_safetensors(fs, "m/a.safetensors", {{"x", DType::f32, {1}, values.data()}, {"y", DType::f32, {1}, values.data() + 1}});
   write_safetensors(fs, "m/b.safetensors", {{"z", DType::f32, {1}, values.data() + 2}});
   const std::string index = "m/model.safetensors.index.json";
-  const auto map = [&](const std::string& text) { put_text(fs, index, "{\"metadata\":{\"total_size\":12},\"weight_map\":{" + text + "}}"); };
+  const auto map = [&](const std::string& text) {
+    put_text(fs, index, "{\"metadata\":{\"total_size\":12},\"weight_map\":{" + text + "}}");
+  };
   map(R"("x":"a.safetensors","y":"a.safetensors","z":"b.safetensors")");
   {
     const Safetensors shards(fs, "m");

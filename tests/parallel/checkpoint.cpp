@@ -10,7 +10,9 @@ using quire::test::check_error;
 
 namespace {
 
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) { fs.create(path)->write(std::as_bytes(std::span(text))); }
+void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
+  fs.create(path)->write(std::as_bytes(std::span(text)));
+}
 
 /// Values that tell where they came from.
 Tensor ramp(Rank& rank, const Shape& shape, float first) {
@@ -41,11 +43,15 @@ BOOST_AUTO_TEST_CASE(what_is_saved_is_read_back) {
   const Tensor half = Tensor::from<bf16>(rank, {2, 1, 2}, std::vector<bf16>{bf16(1), bf16(2), bf16(3), bf16(4)});
   const Tensor none = Tensor::zeros(rank, {0, 4}, DType::f32);
   const std::string state = "{\"loader\": [1, 2, 3]}";
-  const std::string folder = save_checkpoint(fs, "runs/a", 30, {whole("parameter", "a.weight", a), whole("moment1", "a.weight", b), whole("parameter", "count", scalar),
-                                                                whole("parameter", "half", half), whole("parameter", "none", none)}, state);
+  const std::string folder =
+      save_checkpoint(fs, "runs/a", 30,
+                      {whole("parameter", "a.weight", a), whole("moment1", "a.weight", b), whole("parameter", "count", scalar),
+                       whole("parameter", "half", half), whole("parameter", "none", none)},
+                      state);
   BOOST_TEST(folder == "runs/a/checkpoints/step-00000030");
   BOOST_TEST(fs.list("runs/a/checkpoints") == std::vector<std::string>({"step-00000030"}), boost::test_tools::per_element());
-  BOOST_TEST(fs.list(folder) == std::vector<std::string>({"index.json", "rank-00000-moment1.safetensors", "rank-00000-parameter.safetensors", "state.json"}),
+  BOOST_TEST(fs.list(folder) == std::vector<std::string>({"index.json", "rank-00000-moment1.safetensors",
+                                                          "rank-00000-parameter.safetensors", "state.json"}),
              boost::test_tools::per_element());
   const CheckpointSearch latest = latest_checkpoint(fs, "runs/a");
   BOOST_TEST(latest.folder == folder);
@@ -69,7 +75,8 @@ BOOST_AUTO_TEST_CASE(what_is_saved_is_read_back) {
     BOOST_TEST(static_cast<float>(half2.to_vector<bf16>()[3]) == 4.f);
     check_error<DataError>([&] { reader.read("parameter", "a.weigth", a2); }, {folder, "a.weigth", "nearest is 'a.weight'"});
     check_error<DataError>([&] { reader.read("moment2", "a.weight", a2); }, {"moment2", "a.weight"});
-    check_error<DataError>([&] { reader.read("parameter", "count", {}, Tensor::zeros(rank, {}, DType::i32)); }, {"'count'", "i64", "i32"});
+    check_error<DataError>([&] { reader.read("parameter", "count", {}, Tensor::zeros(rank, {}, DType::i32)); },
+                           {"'count'", "i64", "i32"});
     check_error<ShapeError>([&] { reader.read("parameter", "a.weight", b2); }, {"a.weight", "(3,4)", "(5)"});
     check_error<ShapeError>([&] { reader.read("parameter", "a.weight", {1, 0}, a2); }, {"a.weight", "(1,0)"});
   }
@@ -157,7 +164,9 @@ BOOST_AUTO_TEST_CASE(slices_must_cover_each_tensor_exactly_once) {
   Rank rank;
   FaultyFileSystem fs;
   const Tensor tensor = ramp(rank, {6, 2}, 1);
-  const auto slice = [&](int64_t begin, int64_t end) { return CheckpointTensor{"t", "master", {6, 2}, {begin, 0}, part_of(tensor, {begin, 0}, {end, 2})}; };
+  const auto slice = [&](int64_t begin, int64_t end) {
+    return CheckpointTensor{"t", "master", {6, 2}, {begin, 0}, part_of(tensor, {begin, 0}, {end, 2})};
+  };
   save_checkpoint(fs, "run", 1, {slice(0, 4), slice(4, 6)}, "");
   check_error<DataError>([&] { save_checkpoint(fs, "run", 2, {slice(0, 4)}, ""); }, {"'t'", "8 of 12"});
   check_error<DataError>([&] { save_checkpoint(fs, "run", 2, {slice(0, 4), slice(3, 6)}, ""); }, {"'t'", "overlap"});
@@ -185,9 +194,12 @@ BOOST_AUTO_TEST_CASE(the_last_n_are_kept) {
   Rank rank;
   FaultyFileSystem fs;
   const Tensor tensor = ramp(rank, {2}, 1);
-  const auto save = [&](int64_t step, int64_t keep) { save_checkpoint(fs, "run", step, {whole("parameter", "t", tensor)}, std::to_string(step), keep); };
+  const auto save = [&](int64_t step, int64_t keep) {
+    save_checkpoint(fs, "run", step, {whole("parameter", "t", tensor)}, std::to_string(step), keep);
+  };
   for (int64_t step = 10; step <= 50; step += 10) save(step, 2);
-  BOOST_TEST(fs.list("run/checkpoints") == std::vector<std::string>({"step-00000040", "step-00000050"}), boost::test_tools::per_element());
+  BOOST_TEST(fs.list("run/checkpoints") == std::vector<std::string>({"step-00000040", "step-00000050"}),
+             boost::test_tools::per_element());
   save(60, 0);
   BOOST_TEST(fs.list("run/checkpoints").size() == 3u);
   save(20, 1);  // went back: later steps are not this one's to delete
@@ -212,14 +224,16 @@ BOOST_AUTO_TEST_CASE(leftovers_are_cleaned_at_the_next_save) {
   fs.make_directories("run/checkpoints/step-00000009.removing");
   fs.make_directories("run/checkpoints/mine");
   save(12);
-  BOOST_TEST(fs.list("run/checkpoints") == std::vector<std::string>({"mine", "step-00000010", "step-00000012"}), boost::test_tools::per_element());
+  BOOST_TEST(fs.list("run/checkpoints") == std::vector<std::string>({"mine", "step-00000010", "step-00000012"}),
+             boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_CASE(every_damage_is_detected_and_the_one_before_is_used) {
   Rank rank;
   FaultyFileSystem start;
   const Tensor tensor = ramp(rank, {9}, 1);
-  for (const int64_t step : {10, 20}) save_checkpoint(start, "run", step, {whole("parameter", "t", tensor), whole("moment1", "t", tensor)}, "{\"x\":1}");
+  for (const int64_t step : {10, 20})
+    save_checkpoint(start, "run", step, {whole("parameter", "t", tensor), whole("moment1", "t", tensor)}, "{\"x\":1}");
   const std::string folder = "run/checkpoints/step-00000020";
   std::mt19937_64 random(23);
   for (const std::string& name : start.list(folder)) {
@@ -276,7 +290,8 @@ BOOST_AUTO_TEST_CASE(an_index_that_lies_is_refused) {
   refuse([](CheckpointIndex& i) { i.pieces.push_back(i.pieces[0]); }, {"overlap"});
   refuse([](CheckpointIndex& i) { i.files.push_back(i.files[0]); }, {"'f'", "twice"});
   const std::string text = to_text(index);
-  for (size_t length = 0; length < text.size(); ++length) check_error<DataError>([&] { parse_checkpoint_index("i", text.substr(0, length)); }, {"'i'"});
+  for (size_t length = 0; length < text.size(); ++length)
+    check_error<DataError>([&] { parse_checkpoint_index("i", text.substr(0, length)); }, {"'i'"});
 }
 
 BOOST_AUTO_TEST_SUITE_END()
