@@ -96,23 +96,28 @@ class CorpusPart final : public Corpus {
   int64_t first_, count_;
 };
 
-bool ends_with(std::string_view text, std::string_view end) { return text.size() >= end.size() && text.substr(text.size() - end.size()) == end; }
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
 
 std::string format_of(const std::string& path, FileSystem& fs) {
   if (fs.exists(path + "/index.json") || fs.exists(path + "/index.bin")) return "shards";
   for (const char* format : {"npy", "txt", "jsonl", "bin"})
-    if (ends_with(path, std::string(".") + format)) return format == std::string("bin") ? "raw" : format == std::string("txt") ? "text" : format;
+    if (ends_with(path, std::string(".") + format))
+      return format == std::string("bin") ? "raw" : format == std::string("txt") ? "text" : format;
   std::unique_ptr<File> file;
   try {
     file = fs.open(path);
   } catch (const FileError&) {  // a folder, for all that FileSystem says
     const std::vector<std::string> names = fs.list(path);
     for (const char* format : {"bin", "npy"})
-      if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return ends_with(name, std::string(".") + format); }))
+      if (std::any_of(names.begin(), names.end(),
+                      [&](const std::string& name) { return ends_with(name, std::string(".") + format); }))
         return format == std::string("bin") ? "raw" : "npy";
     fail<DataError>("corpus", "'{}' is no corpus: it has neither index.json (made by prepare) nor .bin or .npy token files", path);
   }
-  fail<DataError>("corpus", "'{}' has no known ending; known: a folder made by prepare, .bin, .npy, .txt, .jsonl; or say format", path);
+  fail<DataError>("corpus", "'{}' has no known ending; known: a folder made by prepare, .bin, .npy, .txt, .jsonl; or say format",
+                  path);
 }
 
 }  // namespace
@@ -134,9 +139,11 @@ CorpusSplit split_corpus(std::shared_ptr<const Corpus> corpus, double eval_fract
   const int64_t documents = corpus->document_count();
   const int64_t held_out = std::max<int64_t>(1, std::llround(eval_fraction * static_cast<double>(documents)));
   if (held_out >= documents)
-    fail<DataError>("corpus", "eval_fraction {} of {} documents leaves none to train on; give more documents or a smaller fraction", eval_fraction, documents);
+    fail<DataError>("corpus", "eval_fraction {} of {} documents leaves none to train on; give more documents or a smaller fraction",
+                    eval_fraction, documents);
   const Permutation order(static_cast<uint64_t>(documents), seed, stream_of("data.held_out"));
-  return {std::make_shared<CorpusPart>(corpus, order, held_out, documents - held_out, seed), std::make_shared<CorpusPart>(corpus, order, 0, held_out, seed)};
+  return {std::make_shared<CorpusPart>(corpus, order, held_out, documents - held_out, seed),
+          std::make_shared<CorpusPart>(corpus, order, 0, held_out, seed)};
 }
 
 MemoryCorpus::MemoryCorpus(CorpusInfo info) {
@@ -188,10 +195,12 @@ void MemoryCorpus::read_mask(int64_t d, int64_t offset, std::span<uint8_t> mask)
   else std::copy_n(mask_.begin() + static_cast<ptrdiff_t>(offsets_[static_cast<size_t>(d)] + offset), mask.size(), mask.begin());
 }
 
-void check_document(std::span<const int32_t> tokens, std::span<const uint8_t> mask, int64_t vocabulary_size, int32_t eos, std::string_view what) {
+void check_document(std::span<const int32_t> tokens, std::span<const uint8_t> mask, int64_t vocabulary_size, int32_t eos,
+                    std::string_view what) {
   if (tokens.empty()) fail<DataError>("corpus", "{} has no tokens; leave empty documents out", what);
   if (tokens.back() != eos) fail<DataError>("corpus", "{} ends with id {}, not with EOS {}", what, tokens.back(), eos);
-  if (!mask.empty() && mask.size() != tokens.size()) fail<DataError>("corpus", "{} has {} tokens but a mask of {}", what, tokens.size(), mask.size());
+  if (!mask.empty() && mask.size() != tokens.size())
+    fail<DataError>("corpus", "{} has {} tokens but a mask of {}", what, tokens.size(), mask.size());
   check_ids(tokens, vocabulary_size, what, 0);
 }
 
@@ -201,7 +210,8 @@ void check_ids(std::span<const int32_t> tokens, int64_t vocabulary_size, std::st
   if (tokens.empty() || largest < static_cast<uint64_t>(vocabulary_size)) return;
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= vocabulary_size)
-      fail<DataError>("corpus", "{}, token {}: id {} is outside the vocabulary [0, {})", what, first + static_cast<int64_t>(i), tokens[i], vocabulary_size);
+      fail<DataError>("corpus", "{}, token {}: id {} is outside the vocabulary [0, {})", what, first + static_cast<int64_t>(i),
+                      tokens[i], vocabulary_size);
 }
 
 }  // namespace quire

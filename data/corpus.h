@@ -70,9 +70,9 @@ class Corpus {
  public:
   virtual ~Corpus() = default;
 
-  /// Opens token shards made by prepare (a folder with index.json); `.bin` or `.npy` token files or a folder of them; `.txt` or `.jsonl`
-  /// text, tokenised in memory. FileError or DataError for what is missing, empty, truncated, of wrong magic, or holds ids outside the
-  /// vocabulary; ConfigError where a raw file lacks its token type or EOS id.
+  /// Opens token shards made by prepare (a folder with index.json); `.bin` or `.npy` token files or a folder of them; `.txt` or
+  /// `.jsonl` text, tokenised in memory. FileError or DataError for what is missing, empty, truncated, of wrong magic, or holds ids
+  /// outside the vocabulary; ConfigError where a raw file lacks its token type or EOS id.
   static std::shared_ptr<const Corpus> open(const std::string& path, const CorpusOptions& options = {}, FileSystem& fs = disk());
 
   const CorpusInfo& info() const { return info_; }
@@ -91,12 +91,14 @@ class Corpus {
 
   /// Tokens [offset, offset + tokens.size()) of document d. DataError for ids outside the vocabulary.
   virtual void read(int64_t d, int64_t offset, std::span<int32_t> tokens) const = 0;
-  /// 1 where that token counts as a target, else 0; all 1 without a mask. The document's first token is never a target, whatever this says.
+  /// 1 where that token counts as a target, else 0; all 1 without a mask. The document's first token is never a target, whatever
+  /// this says.
   virtual void read_mask(int64_t d, int64_t offset, std::span<uint8_t> mask) const = 0;
   /// Sums over all documents, from the index.
   virtual CorpusTotals totals() const;
 
-  /// Counted targets of the inputs [offset, offset + length) of document d. Reads masks (no tokens) where there are masks and the document is cut.
+  /// Counted targets of the inputs [offset, offset + length) of document d. Reads masks (no tokens) where there are masks and the
+  /// document is cut.
   int64_t valid_in(int64_t d, const DocumentInfo& document, int64_t offset, int64_t length) const;
 
  protected:
@@ -118,7 +120,8 @@ class MemoryCorpus final : public Corpus, public DocumentSink {
   /// `info` gives vocabulary_size, eos, bos, tokenizer and path; the rest is filled in.
   explicit MemoryCorpus(CorpusInfo info);
   /// A document ends with EOS and its ids are inside the vocabulary (DataError).
-  void add(std::span<const int32_t> tokens, std::span<const uint8_t> mask = {}, int64_t text_bytes = -1, int64_t unscored_bytes = 0) override;
+  void add(std::span<const int32_t> tokens, std::span<const uint8_t> mask = {}, int64_t text_bytes = -1,
+           int64_t unscored_bytes = 0) override;
 
   int64_t document_count() const override { return static_cast<int64_t>(documents_.size()); }
   DocumentInfo document(int64_t d) const override;
@@ -133,8 +136,10 @@ class MemoryCorpus final : public Corpus, public DocumentSink {
   ContentDigest content_;
 };
 
-/// DataError, naming `what`, unless the document has tokens, ends with EOS, stays inside the vocabulary and has a mask of its size or none.
-void check_document(std::span<const int32_t> tokens, std::span<const uint8_t> mask, int64_t vocabulary_size, int32_t eos, std::string_view what);
+/// DataError, naming `what`, unless the document has tokens, ends with EOS, stays inside the vocabulary and has a mask of its size
+/// or none.
+void check_document(std::span<const int32_t> tokens, std::span<const uint8_t> mask, int64_t vocabulary_size, int32_t eos,
+                    std::string_view what);
 /// DataError for the first id outside [0, vocabulary_size), as token `first` + its place of `what`.
 void check_ids(std::span<const int32_t> tokens, int64_t vocabulary_size, std::string_view what, int64_t first);
 
@@ -143,8 +148,8 @@ struct CorpusSplit {
   std::shared_ptr<const Corpus> train;
   std::shared_ptr<const Corpus> held_out;  ///< null where eval_fraction is 0
 };
-/// Splits by document: round(eval_fraction * documents), at least 1, are held out, chosen by a permutation keyed with the seed (no state per
-/// document). ConfigError unless 0 <= eval_fraction < 1; DataError where a part would be empty.
+/// Splits by document: round(eval_fraction * documents), at least 1, are held out, chosen by a permutation keyed with the seed (no
+/// state per document). ConfigError unless 0 <= eval_fraction < 1; DataError where a part would be empty.
 CorpusSplit split_corpus(std::shared_ptr<const Corpus> corpus, double eval_fraction, uint64_t seed);
 
 }  // namespace quire

@@ -10,7 +10,8 @@ namespace quire {
 namespace {
 
 /// Tokens and targets of one piece, of which `document` is the index entry. Returns the targets that count.
-int64_t load_piece(const Corpus& corpus, const Piece& piece, std::span<int32_t> tokens, std::span<int32_t> targets, std::vector<uint8_t>& mask) {
+int64_t load_piece(const Corpus& corpus, const Piece& piece, std::span<int32_t> tokens, std::span<int32_t> targets,
+                   std::vector<uint8_t>& mask) {
   const DocumentInfo document = corpus.document(piece.document);
   corpus.read(piece.document, piece.offset, tokens);
   std::copy(tokens.begin() + 1, tokens.end(), targets.begin());
@@ -40,7 +41,8 @@ HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows) {
       lengths.push_back(piece.length);
       total += piece.length;
     }
-  if (total > std::numeric_limits<int32_t>::max()) fail<DataError>("loader", "a microbatch of {} tokens; at most 2^31 - 1: lower microbatch_size or seq_len", total);
+  if (total > std::numeric_limits<int32_t>::max())
+    fail<DataError>("loader", "a microbatch of {} tokens; at most 2^31 - 1: lower microbatch_size or seq_len", total);
   batch.tokens.resize(static_cast<size_t>(total));
   batch.targets.resize(static_cast<size_t>(total));
   batch.documents = Documents::from_lengths(lengths);
@@ -51,10 +53,11 @@ HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows) {
   for (const Row& row : rows)
     for (const Piece& piece : row) {
       const size_t n = static_cast<size_t>(piece.length);
-      const int64_t valid = load_piece(corpus, piece, std::span(batch.tokens).subspan(at, n), std::span(batch.targets).subspan(at, n), mask);
+      const int64_t valid =
+          load_piece(corpus, piece, std::span(batch.tokens).subspan(at, n), std::span(batch.targets).subspan(at, n), mask);
       if (valid != piece.valid)  // the denominator of the loss was taken from the plan
-        fail<DataError>("loader", "document {} of '{}' has {} counted targets in tokens [{}, {}), the index says {}: it is damaged", piece.document,
-                        corpus.info().path, valid, piece.offset, piece.offset + piece.length, piece.valid);
+        fail<DataError>("loader", "document {} of '{}' has {} counted targets in tokens [{}, {}), the index says {}: it is damaged",
+                        piece.document, corpus.info().path, valid, piece.offset, piece.offset + piece.length, piece.valid);
       batch.valid += valid;
       at += n;
     }
@@ -66,7 +69,8 @@ Loader::Loader(std::shared_ptr<const Corpus> corpus, const LoaderSettings& setti
   if (settings.global_batch_size < 1) fail<ConfigError>("loader", "global_batch_size {} is below 1", settings.global_batch_size);
   if (settings.microbatch_size < 1) fail<ConfigError>("loader", "microbatch_size {} is below 1", settings.microbatch_size);
   if (settings.prefetch < 0) fail<ConfigError>("loader", "prefetch {} is below 0", settings.prefetch);
-  if (share.count < 1 || share.index < 0 || share.index >= share.count) fail<ConfigError>("loader", "share {} of {} does not exist", share.index, share.count);
+  if (share.count < 1 || share.index < 0 || share.index >= share.count)
+    fail<ConfigError>("loader", "share {} of {} does not exist", share.index, share.count);
 }
 
 Loader::~Loader() { stop(); }
@@ -80,7 +84,9 @@ Loader::Entry Loader::produce() {
     const int64_t rows = static_cast<int64_t>(step.plan.rows.size()), size = settings_.microbatch_size;
     const int64_t microbatches = (rows + size - 1) / size;
     for (int64_t m = microbatches * share_.index / share_.count; m < microbatches * (share_.index + 1) / share_.count; ++m) {
-      step.microbatches.push_back(load_rows(*corpus_, std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size)))));
+      step.microbatches.push_back(load_rows(
+          *corpus_,
+          std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size)))));
       step.microbatches.back().index = m;
     }
   } catch (...) {

@@ -26,8 +26,8 @@ struct HostBatch {
   int64_t index = 0;             ///< number of this microbatch in the global batch
 };
 
-/// Which part of each global batch to load. Microbatches are cut from the global batch first, so they are the same for every count; part
-/// `index` of `count` then takes a contiguous share of them, which may be none.
+/// Which part of each global batch to load. Microbatches are cut from the global batch first, so they are the same for every count;
+/// part `index` of `count` then takes a contiguous share of them, which may be none.
 struct BatchShare {
   int64_t index = 0, count = 1;
 };
@@ -46,7 +46,8 @@ struct LoadedStep {
   bool empty() const { return plan.empty(); }  ///< the last epoch is over
 };
 
-/// Reads the tokens of these rows and makes targets, documents and counts. DataError where the corpus is bad or the microbatch has 2^31 tokens or more.
+/// Reads the tokens of these rows and makes targets, documents and counts. DataError where the corpus is bad or the microbatch has
+/// 2^31 tokens or more.
 HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows);
 
 /// The stream of a corpus' steps. One thread may use it.
@@ -58,7 +59,8 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next step; empty() when the last epoch is over. Rethrows, in its place in the stream, what reading ahead threw, and again at every later call.
+  /// The next step; empty() when the last epoch is over. Rethrows, in its place in the stream, what reading ahead threw, and again
+  /// at every later call.
   LoadedStep next_step();
 
   /// Where the last step given ended, whatever has been read ahead.
@@ -91,7 +93,8 @@ class Loader {
   std::thread thread_;
 };
 
-/// Settings for one pass over held-out documents: the same packing, unshuffled, one epoch. Loss is summed over all steps and divided by all valid targets.
+/// Settings for one pass over held-out documents: the same packing, unshuffled, one epoch. Loss is summed over all steps and
+/// divided by all valid targets.
 LoaderSettings evaluation_settings(LoaderSettings settings);
 
 }  // namespace quire

@@ -27,13 +27,16 @@ NpyHeader read_npy_header(const File& file, const std::string& path) {
   if (size >= 12) file.read_at(0, head);
   const std::string_view magic(reinterpret_cast<const char*>(head.data()), 6);
   if (size < 12 || magic != std::string_view("\x93NUMPY", 6))
-    fail<DataError>("npy", "'{}' does not begin with NumPy's magic; ids without a header (OLMo's files) need format = \"raw\" and a token type", path);
+    fail<DataError>(
+        "npy", "'{}' does not begin with NumPy's magic; ids without a header (OLMo's files) need format = \"raw\" and a token type",
+        path);
   const auto byte = [&](size_t i) { return static_cast<int64_t>(head[i]); };
   const int64_t version = byte(6);
   if (version < 1 || version > 3) fail<DataError>("npy", "'{}' is of version {}; known: 1, 2, 3", path, version);
   const int64_t length = version == 1 ? byte(8) | byte(9) << 8 : byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24;
   const int64_t before = version == 1 ? 10 : 12;
-  if (length > (1 << 20) || before + length > size) fail<DataError>("npy", "'{}' has a header of {} bytes in a file of {}: it is truncated or damaged", path, length, size);
+  if (length > (1 << 20) || before + length > size)
+    fail<DataError>("npy", "'{}' has a header of {} bytes in a file of {}: it is truncated or damaged", path, length, size);
   std::string header(static_cast<size_t>(length), '\0');
   file.read_at(before, std::as_writable_bytes(std::span(header)));
 
@@ -56,7 +59,8 @@ NpyHeader read_npy_header(const File& file, const std::string& path) {
   if (count < 0) fail<DataError>("npy", "'{}' has the shape {}; ids are one-dimensional", path, shape);
   const int64_t width = size_of(result.type);
   if (count > size / width || size - result.begin != count * width)
-    fail<DataError>("npy", "'{}' has {} bytes of data, its {} ids need {}: it is truncated or damaged", path, size - result.begin, count, count * width);
+    fail<DataError>("npy", "'{}' has {} bytes of data, its {} ids need {}: it is truncated or damaged", path, size - result.begin,
+                    count, count * width);
   result.count = count;
   return result;
 }

@@ -16,7 +16,8 @@ namespace {
   std::string all;
   for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
   const std::string near = nearest(name, known);
-  fail<ConfigError>("packing", "unknown {} '{}'; known: {}{}", what, name, all, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail<ConfigError>("packing", "unknown {} '{}'; known: {}{}", what, name, all,
+                    near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 uint64_t fingerprint_of(const Corpus& corpus, const PackingSettings& s) {
@@ -30,7 +31,8 @@ uint64_t fingerprint_of(const Corpus& corpus, const PackingSettings& s) {
 }
 
 void check_settings(const Corpus& corpus, const PackingSettings& s) {
-  if (s.seq_len < 1 || s.seq_len > std::numeric_limits<int32_t>::max()) fail<ConfigError>("packing", "seq_len {} is not in [1, 2^31)", s.seq_len);
+  if (s.seq_len < 1 || s.seq_len > std::numeric_limits<int32_t>::max())
+    fail<ConfigError>("packing", "seq_len {} is not in [1, 2^31)", s.seq_len);
   if (s.buffer < 1) fail<ConfigError>("packing", "buffer {} is below 1", s.buffer);
   if (s.epochs < 0) fail<ConfigError>("packing", "epochs {} is below 0 (0 is for no end)", s.epochs);
   const int64_t documents = corpus.document_count();
@@ -38,8 +40,8 @@ void check_settings(const Corpus& corpus, const PackingSettings& s) {
   if (s.overflow != Overflow::refuse || corpus.info().longest <= s.seq_len) return;
   for (int64_t d = 0; d < documents; ++d)
     if (const int64_t length = corpus.length(d); length > s.seq_len)
-      fail<DataError>("packing", "document {} of '{}' has {} tokens, a row {}; raise seq_len, or set overflow to split or truncate", d, corpus.info().path,
-                      length, s.seq_len);
+      fail<DataError>("packing", "document {} of '{}' has {} tokens, a row {}; raise seq_len, or set overflow to split or truncate",
+                      d, corpus.info().path, length, s.seq_len);
 }
 
 }  // namespace
@@ -75,7 +77,13 @@ Overflow overflow_from(std::string_view name) {
 }
 
 std::string PackingState::to_json() const {
-  return nlohmann::ordered_json({{"fingerprint", to_hex(fingerprint)}, {"step", step}, {"epoch", epoch}, {"position", position}, {"offset", offset}, {"row", row}}).dump();
+  return nlohmann::ordered_json({{"fingerprint", to_hex(fingerprint)},
+                                 {"step", step},
+                                 {"epoch", epoch},
+                                 {"position", position},
+                                 {"offset", offset},
+                                 {"row", row}})
+      .dump();
 }
 
 PackingState PackingState::from_json(std::string_view text) {
@@ -83,9 +91,11 @@ PackingState PackingState::from_json(std::string_view text) {
   try {
     const nlohmann::json json = nlohmann::json::parse(text);
     state.fingerprint = from_hex(json.at("fingerprint").get<std::string>());
-    for (const auto& [key, value] : {std::pair("step", &state.step), std::pair("epoch", &state.epoch), std::pair("position", &state.position),
-                                     std::pair("offset", &state.offset), std::pair("row", &state.row)}) {
-      if (!json.at(key).is_number_integer()) fail<DataError>("packing", "the loader's state has {} for '{}', no integer", json.at(key).dump(), key);
+    for (const auto& [key, value] :
+         {std::pair("step", &state.step), std::pair("epoch", &state.epoch), std::pair("position", &state.position),
+          std::pair("offset", &state.offset), std::pair("row", &state.row)}) {
+      if (!json.at(key).is_number_integer())
+        fail<DataError>("packing", "the loader's state has {} for '{}', no integer", json.at(key).dump(), key);
       *value = json.at(key).get<int64_t>();
     }
   } catch (const nlohmann::json::exception& error) {
@@ -94,7 +104,8 @@ PackingState PackingState::from_json(std::string_view text) {
   return state;
 }
 
-PackingPlan::PackingPlan(std::shared_ptr<const Corpus> corpus, const PackingSettings& settings) : corpus_(std::move(corpus)), settings_(settings) {
+PackingPlan::PackingPlan(std::shared_ptr<const Corpus> corpus, const PackingSettings& settings)
+    : corpus_(std::move(corpus)), settings_(settings) {
   check_settings(*corpus_, settings_);
   state_.fingerprint = fingerprint_of(*corpus_, settings_);
   start_epoch();
@@ -146,8 +157,8 @@ void PackingPlan::fill_buffer() {
     lengths.push_back(pieces.back().length);
   }
   std::vector<std::vector<int64_t>> bins = best_fit_decreasing(lengths, settings_.seq_len);
-  const uint64_t stream =
-      random_bits(settings_.seed, stream_of("data.rows"), static_cast<uint64_t>(state_.epoch), static_cast<uint64_t>(state_.position));
+  const uint64_t stream = random_bits(settings_.seed, stream_of("data.rows"), static_cast<uint64_t>(state_.epoch),
+                                      static_cast<uint64_t>(state_.position));
   const Permutation order(bins.size(), settings_.seed, stream);
   buffer_.assign(bins.size(), {});
   for (size_t i = 0; i < bins.size(); ++i) {
@@ -217,11 +228,14 @@ StepPlan PackingPlan::next_step(int64_t global_batch_size) {
 void PackingPlan::restore(const PackingState& state) {
   const PackingState before = state_;
   if (state.fingerprint != 0 && state.fingerprint != before.fingerprint)
-    fail<ConfigError>("packing", "the saved state belongs to other data or packing settings ({}, here {}); seq_len, strategy, overflow, buffer, data_seed and corpus must "
-                      "be those of the run that is resumed", to_hex(state.fingerprint), to_hex(before.fingerprint));
+    fail<ConfigError>("packing",
+                      "the saved state belongs to other data or packing settings ({}, here {}); seq_len, strategy, overflow, "
+                      "buffer, data_seed and corpus must "
+                      "be those of the run that is resumed",
+                      to_hex(state.fingerprint), to_hex(before.fingerprint));
   const int64_t documents = corpus_->document_count();
-  const bool possible = state.step >= 0 && state.epoch >= 0 && state.position >= 0 && state.position < documents && state.offset >= 0 && state.row >= 0 &&
-                        (settings_.strategy == PackingStrategy::bfd || state.row == 0);
+  const bool possible = state.step >= 0 && state.epoch >= 0 && state.position >= 0 && state.position < documents &&
+                        state.offset >= 0 && state.row >= 0 && (settings_.strategy == PackingStrategy::bfd || state.row == 0);
   if (!possible) fail<DataError>("packing", "the saved state is impossible: {} of {} documents", state.to_json(), documents);
   state_ = state;
   state_.fingerprint = before.fingerprint;

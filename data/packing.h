@@ -12,9 +12,9 @@
 
 namespace quire {
 
-/// Inputs are tokens [offset, offset + length) of the document, targets are tokens [offset + 1, offset + length]: the document's last token
-/// (EOS) has no target (-100), and a cut piece keeps its last target, which is the first input of the next piece and not scored again.
-/// So every token but a document's first is a target exactly once in an epoch.
+/// Inputs are tokens [offset, offset + length) of the document, targets are tokens [offset + 1, offset + length]: the document's
+/// last token (EOS) has no target (-100), and a cut piece keeps its last target, which is the first input of the next piece and not
+/// scored again. So every token but a document's first is a target exactly once in an epoch.
 struct Piece {
   int64_t document = 0;  ///< number in the corpus that was packed
   int64_t offset = 0;    ///< first input
@@ -26,7 +26,8 @@ struct Piece {
 /// Pieces of one row, in order; their lengths sum to at most seq_len. Each is a document of its own for attention and positions.
 using Row = std::vector<Piece>;
 
-/// concat: the stream of documents cut every seq_len inputs. bfd: best-fit decreasing over a bounded buffer. single: one piece per row.
+/// concat: the stream of documents cut every seq_len inputs. bfd: best-fit decreasing over a bounded buffer. single: one piece per
+/// row.
 enum class PackingStrategy : uint8_t { concat, bfd, single };
 /// What becomes of a document longer than a row: cut into several pieces; only its first seq_len inputs kept; an error at start.
 enum class Overflow : uint8_t { split, truncate, refuse };
@@ -76,8 +77,8 @@ struct PackingState {
 
 /// The stream of rows of a corpus: a pure function of corpus, settings and seed, bounded in memory.
 ///
-/// Rows hold documents of one epoch; an epoch's last row may be short. A step takes the next rows, across epochs. When `epochs` are over the
-/// last step is smaller (fewer rows), nothing is dropped or repeated, and later steps are empty. Not thread-safe.
+/// Rows hold documents of one epoch; an epoch's last row may be short. A step takes the next rows, across epochs. When `epochs` are
+/// over the last step is smaller (fewer rows), nothing is dropped or repeated, and later steps are empty. Not thread-safe.
 class PackingPlan {
  public:
   /// ConfigError for settings out of range; DataError for an empty corpus or, with overflow = refuse, a document longer than a row.

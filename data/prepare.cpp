@@ -60,7 +60,9 @@ std::vector<Input> gather(const PrepareSettings& settings, PrepareSummary& summa
     else inputs.push_back({path, true, static_cast<int64_t>(files::file_size(path, error))});
   }
   if (inputs.empty())
-    fail<DataError>("prepare", "no input{}", settings.inputs.empty() ? "; name files or folders" : fmt::format(": nothing to read in '{}'", settings.inputs.front()));
+    fail<DataError>(
+        "prepare", "no input{}",
+        settings.inputs.empty() ? "; name files or folders" : fmt::format(": nothing to read in '{}'", settings.inputs.front()));
   return inputs;
 }
 
@@ -97,7 +99,9 @@ PrepareSummary prepare(const PrepareSettings& settings, FileSystem& fs) {
 
   std::sort(summary.skipped.begin(), summary.skipped.end());
   DocumentEncoder encoder(tokenizer);
-  ShardWriter writer(settings.output, {tokenizer->name(), tokenizer->vocabulary_size(), *tokenizer->eos(), tokenizer->bos(), settings.shard_bytes}, fs);
+  ShardWriter writer(settings.output,
+                     {tokenizer->name(), tokenizer->vocabulary_size(), *tokenizer->eos(), tokenizer->bos(), settings.shard_bytes},
+                     fs);
   std::unordered_set<TextKey, TextKeyHash> seen;
   int64_t read = 0;  // of this file, text only: close enough for a progress bar
   const auto take = [&](const TextDocument& document) {

@@ -47,14 +47,17 @@ struct TokenFile {
   void convert(const std::byte* from, std::span<int32_t> to, int64_t at) const {
     switch (type) {
       case TokenType::u16: return widen<uint16_t>(from, to);
-      case TokenType::u32: case TokenType::i32: return widen<int32_t>(from, to);  // a u32 beyond int32 becomes negative: outside any vocabulary
+      case TokenType::u32:
+      case TokenType::i32:
+        return widen<int32_t>(from, to);  // a u32 beyond int32 becomes negative: outside any vocabulary
       case TokenType::i64: break;
     }
     for (size_t i = 0; i < to.size(); ++i) {
       int64_t value;
       std::memcpy(&value, from + i * sizeof value, sizeof value);
       if (value < 0 || value > std::numeric_limits<int32_t>::max())
-        fail<DataError>("corpus", "'{}', token {}: id {} is outside any vocabulary [0, 2^31)", path, at + static_cast<int64_t>(i), value);
+        fail<DataError>("corpus", "'{}', token {}: id {} is outside any vocabulary [0, 2^31)", path, at + static_cast<int64_t>(i),
+                        value);
       to[i] = static_cast<int32_t>(value);
     }
   }
@@ -70,19 +73,21 @@ void open_flat(TokenFile& file, const CorpusOptions& options) {
   if (head[0] == llmc_magic || head[0] == llama3_magic) {
     const int32_t version = head[0] == llmc_magic ? llmc_version : llama3_version;
     const TokenType type = head[0] == llmc_magic ? TokenType::u16 : TokenType::u32;
-    if (head[1] != version) fail<DataError>("corpus", "'{}' has llm.c's magic number {} but version {}, not {}", file.path, head[0], head[1], version);
+    if (head[1] != version)
+      fail<DataError>("corpus", "'{}' has llm.c's magic number {} but version {}, not {}", file.path, head[0], head[1], version);
     if (file.type != type)
-      fail<ConfigError>("corpus", "'{}' has llm.c's magic number {}, which means {}, but the token type given is {}", file.path, head[0], name_of(type),
-                        name_of(file.type));
+      fail<ConfigError>("corpus", "'{}' has llm.c's magic number {}, which means {}, but the token type given is {}", file.path,
+                        head[0], name_of(type), name_of(file.type));
     if (size != llmc_header_bytes + head[2] * width)
-      fail<DataError>("corpus", "'{}' has {} bytes, its header's {} tokens need {}: it is truncated or damaged", file.path, size, head[2],
-                      llmc_header_bytes + head[2] * width);
+      fail<DataError>("corpus", "'{}' has {} bytes, its header's {} tokens need {}: it is truncated or damaged", file.path, size,
+                      head[2], llmc_header_bytes + head[2] * width);
     file.begin = llmc_header_bytes;
     file.count = head[2];
     return;
   }
   if (size % width != 0)
-    fail<DataError>("corpus", "'{}' has {} bytes, not a multiple of the {} of {}: another token type, or truncated", file.path, size, width, name_of(file.type));
+    fail<DataError>("corpus", "'{}' has {} bytes, not a multiple of the {} of {}: another token type, or truncated", file.path,
+                    size, width, name_of(file.type));
   file.count = size / width;
 }
 
@@ -102,7 +107,8 @@ class RawCorpus final : public Corpus {
       fail<ConfigError>("corpus", "'{}' does not say which id ends a document; give the EOS id", path);
     const int64_t limit = options.vocabulary_size > 0 ? options.vocabulary_size : std::numeric_limits<int32_t>::max();
     for (const auto& [name, id] : {std::pair("EOS", options.eos), std::pair("BOS", options.bos)})
-      if (id && (*id < 0 || *id >= limit)) fail<ConfigError>("corpus", "{} id {} is outside the vocabulary [0, {})", name, *id, limit);
+      if (id && (*id < 0 || *id >= limit))
+        fail<ConfigError>("corpus", "{} id {} is outside the vocabulary [0, {})", name, *id, limit);
     info_.path = path;
     info_.eos = static_cast<int32_t>(*options.eos);
     if (options.bos) info_.bos = static_cast<int32_t>(*options.bos);
@@ -131,7 +137,8 @@ class RawCorpus final : public Corpus {
     check_range(d, document(d).length, offset, tokens.size());
     if (tokens.empty()) return;
     const int64_t at = begins_[static_cast<size_t>(d)];
-    const auto after = std::upper_bound(files_.begin(), files_.end(), at, [](int64_t token, const TokenFile& file) { return token < file.first; });
+    const auto after =
+        std::upper_bound(files_.begin(), files_.end(), at, [](int64_t token, const TokenFile& file) { return token < file.first; });
     const TokenFile& file = *(after - 1);
     file.read(at - file.first + offset, tokens);
     check_ids(tokens, info_.vocabulary_size, file.path, at - file.first + offset);
@@ -177,8 +184,12 @@ class RawCorpus final : public Corpus {
       }
       unterminated += open;
     }
-    if (ends == 0) fail<DataError>("corpus", "'{}' has no EOS: id {} is not among its {} tokens; give the id that ends its documents", info_.path, info_.eos, tokens_);
-    if (unterminated > 0) info_.notes.push_back(fmt::format("{} of {} files of '{}' end without EOS; their last document is used as it is", unterminated, files_.size(), info_.path));
+    if (ends == 0)
+      fail<DataError>("corpus", "'{}' has no EOS: id {} is not among its {} tokens; give the id that ends its documents",
+                      info_.path, info_.eos, tokens_);
+    if (unterminated > 0)
+      info_.notes.push_back(fmt::format("{} of {} files of '{}' end without EOS; their last document is used as it is",
+                                        unterminated, files_.size(), info_.path));
     info_.vocabulary_size = options.vocabulary_size > 0 ? options.vocabulary_size : largest + 1;
     for (int64_t d = 0; d < document_count(); ++d) info_.longest = std::max(info_.longest, document(d).length);
     for (const TokenFile& file : files_) digest.update_value(file.count);
@@ -194,7 +205,8 @@ class RawCorpus final : public Corpus {
 
 }  // namespace
 
-std::shared_ptr<const Corpus> open_raw(const std::string& path, const std::string& format, const CorpusOptions& options, FileSystem& fs) {
+std::shared_ptr<const Corpus> open_raw(const std::string& path, const std::string& format, const CorpusOptions& options,
+                                       FileSystem& fs) {
   return std::make_shared<RawCorpus>(path, format, options, fs);
 }
 

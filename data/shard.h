@@ -1,11 +1,13 @@
 // Token shards: our own format, with an explicit document index.
 //
 // A corpus is a folder:
-//   index.json         magic, version, tokenizer, vocabulary, BOS and EOS, token type, counts, digests, tokens and documents per shard
-//   index.bin          64-byte header (QUIREIDX), then per document five int64: first token (counted over all shards), length, valid
+//   index.json         magic, version, tokenizer, vocabulary, BOS and EOS, token type, counts, digests, tokens and documents per
+//   shard index.bin          64-byte header (QUIREIDX), then per document five int64: first token (counted over all shards),
+//   length, valid
 //                      targets, bytes of text (-1: not known), bytes that no counted target covers
 //   tokens-00000.bin   64-byte header (QUIRETOK), then the ids as u16 or u32. A document lies in one shard.
-//   mask-00000.bin     only where some target is masked: 64-byte header (QUIREMSK), then a byte per token, 1 where it counts as a target
+//   mask-00000.bin     only where some target is masked: 64-byte header (QUIREMSK), then a byte per token, 1 where it counts as a
+//   target
 // All numbers are little-endian.
 #pragma once
 #include <memory>
@@ -22,7 +24,8 @@ struct ShardOptions {
   int64_t vocabulary_size = 0;                ///< u16 where it is at most 65,536, else u32
   int32_t eos = 0;
   std::optional<int32_t> bos;
-  int64_t shard_bytes = int64_t{4} << 30;     ///< a new shard begins before one grows beyond this (a longer document is a shard of its own)
+  int64_t shard_bytes =
+      int64_t{4} << 30;  ///< a new shard begins before one grows beyond this (a longer document is a shard of its own)
 };
 
 struct ShardSummary {
@@ -41,7 +44,8 @@ class ShardWriter final : public DocumentSink {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// DataError for no tokens, ids outside the vocabulary, a last token that is not EOS, or a mask of another length.
-  void add(std::span<const int32_t> tokens, std::span<const uint8_t> mask = {}, int64_t text_bytes = -1, int64_t unscored_bytes = 0) override;
+  void add(std::span<const int32_t> tokens, std::span<const uint8_t> mask = {}, int64_t text_bytes = -1,
+           int64_t unscored_bytes = 0) override;
   /// DataError where there is no document.
   ShardSummary finish();
 

@@ -65,7 +65,9 @@ Description describe(const std::string& path, FileSystem& fs) {
     fail<DataError>("shards", "'{}' does not describe a corpus: its key 'magic' is not '{}'", path, json_magic);
   const Fields fields(json, path);
   const int64_t found = fields.integer("version", 0);
-  if (found != version) fail<DataError>("shards", "'{}' is of version {}; this program reads version {}: prepare the corpus again", path, found, version);
+  if (found != version)
+    fail<DataError>("shards", "'{}' is of version {}; this program reads version {}: prepare the corpus again", path, found,
+                    version);
 
   Description d;
   d.tokenizer = fields.text("tokenizer");
@@ -96,7 +98,8 @@ Description describe(const std::string& path, FileSystem& fs) {
     documents = std::min(documents + d.shards.back().second, most + 1);
   }
   if (tokens != d.tokens || documents != d.documents)
-    fail<DataError>("shards", "'{}': its shards hold {} tokens in {} documents, but it says {} in {}", path, tokens, documents, d.tokens, d.documents);
+    fail<DataError>("shards", "'{}': its shards hold {} tokens in {} documents, but it says {} in {}", path, tokens, documents,
+                    d.tokens, d.documents);
   return d;
 }
 
@@ -115,15 +118,18 @@ Part open_part(FileSystem& fs, std::string path, const char* magic, int64_t unit
   const auto wanted = header(magic, unit);
   if (size >= header_bytes && !std::equal(found.begin(), found.begin() + 8, wanted.begin()))
     fail<DataError>("shards", "'{}' does not begin with {}: it is no such file", part.path, magic);
-  if (size >= header_bytes && found != wanted) fail<DataError>("shards", "'{}' has a header of another version or width than {}", part.path, unit);
+  if (size >= header_bytes && found != wanted)
+    fail<DataError>("shards", "'{}' has a header of another version or width than {}", part.path, unit);
   if (size != expected)
-    fail<DataError>("shards", "'{}' has {} bytes, index.json needs {}: it is {}", part.path, size, expected, size < expected ? "truncated" : "of another corpus");
+    fail<DataError>("shards", "'{}' has {} bytes, index.json needs {}: it is {}", part.path, size, expected,
+                    size < expected ? "truncated" : "of another corpus");
   return part;
 }
 
 class ShardCorpus final : public Corpus {
  public:
-  ShardCorpus(const std::string& path, const CorpusOptions& options, FileSystem& fs) : description_(describe(path + "/index.json", fs)) {
+  ShardCorpus(const std::string& path, const CorpusOptions& options, FileSystem& fs)
+      : description_(describe(path + "/index.json", fs)) {
     const Description& d = description_;
     info_.path = path;
     info_.tokenizer = d.tokenizer;
@@ -193,9 +199,11 @@ class ShardCorpus final : public Corpus {
  private:
   void check_options(const CorpusOptions& options) const {
     if (options.eos && *options.eos != info_.eos)
-      fail<ConfigError>("shards", "'{}' has EOS id {}, the settings say {}; leave the setting out", info_.path, info_.eos, *options.eos);
+      fail<ConfigError>("shards", "'{}' has EOS id {}, the settings say {}; leave the setting out", info_.path, info_.eos,
+                        *options.eos);
     if (options.vocabulary_size > 0 && options.vocabulary_size < info_.vocabulary_size)
-      fail<DataError>("shards", "'{}' has a vocabulary of {}, more than the {} allowed", info_.path, info_.vocabulary_size, options.vocabulary_size);
+      fail<DataError>("shards", "'{}' has a vocabulary of {}, more than the {} allowed", info_.path, info_.vocabulary_size,
+                      options.vocabulary_size);
   }
 
   Entry entry(int64_t d) const {
@@ -208,10 +216,13 @@ class ShardCorpus final : public Corpus {
   }
 
   void check_entry(int64_t d, const Entry& e) const {
-    if (e.length < 1 || e.length > info_.longest || e.first < 0 || e.first > description_.tokens - e.length || e.valid < 0 || e.valid > e.length - 1 ||
-        (!info_.has_mask && e.valid != e.length - 1) || e.text_bytes < -1 || e.unscored_bytes < 0 || (e.text_bytes >= 0 && e.unscored_bytes > e.text_bytes))
-      fail<DataError>("shards", "'{}': document {} has impossible values (first token {}, length {}, valid {}, text {}, unscored {}): it is damaged",
-                      index_.path, d, e.first, e.length, e.valid, e.text_bytes, e.unscored_bytes);
+    if (e.length < 1 || e.length > info_.longest || e.first < 0 || e.first > description_.tokens - e.length || e.valid < 0 ||
+        e.valid > e.length - 1 || (!info_.has_mask && e.valid != e.length - 1) || e.text_bytes < -1 || e.unscored_bytes < 0 ||
+        (e.text_bytes >= 0 && e.unscored_bytes > e.text_bytes))
+      fail<DataError>(
+          "shards",
+          "'{}': document {} has impossible values (first token {}, length {}, valid {}, text {}, unscored {}): it is damaged",
+          index_.path, d, e.first, e.length, e.valid, e.text_bytes, e.unscored_bytes);
   }
 
   size_t shard_of(int64_t d, const Entry& e) const {
@@ -228,21 +239,22 @@ class ShardCorpus final : public Corpus {
     digest.update(header(index_magic, sizeof(Entry)));
     digest.update(std::as_bytes(std::span(entries)));
     if (digest.value() != description_.index_digest)
-      fail<DataError>("shards", "'{}' has digest {}, index.json says {}: it is damaged or of another corpus", index_.path, to_hex(digest.value()),
-                      to_hex(description_.index_digest));
+      fail<DataError>("shards", "'{}' has digest {}, index.json says {}: it is damaged or of another corpus", index_.path,
+                      to_hex(digest.value()), to_hex(description_.index_digest));
     int64_t next = 0, valid = 0, longest = 0;
     for (int64_t d = 0; d < description_.documents; ++d) {
       const Entry& e = entries[static_cast<size_t>(d)];
       check_entry(d, e);
-      if (e.first != next) fail<DataError>("shards", "'{}': document {} begins at token {}, not at {}", index_.path, d, e.first, next);
+      if (e.first != next)
+        fail<DataError>("shards", "'{}': document {} begins at token {}, not at {}", index_.path, d, e.first, next);
       shard_of(d, e);
       next += e.length;
       valid += e.valid;
       longest = std::max(longest, e.length);
     }
     if (next != description_.tokens || valid != description_.valid || longest != info_.longest)
-      fail<DataError>("shards", "'{}' holds {} tokens, {} of them valid, longest document {}; index.json says {}, {}, {}", index_.path, next, valid, longest,
-                      description_.tokens, description_.valid, info_.longest);
+      fail<DataError>("shards", "'{}' holds {} tokens, {} of them valid, longest document {}; index.json says {}, {}, {}",
+                      index_.path, next, valid, longest, description_.tokens, description_.valid, info_.longest);
     entries_ = std::move(entries);
   }
 
@@ -258,12 +270,14 @@ class ShardCorpus final : public Corpus {
       read_mask(d, 0, mask);
       content.add_document(tokens, mask);
       if (!mask.empty() && std::count(mask.begin() + 1, mask.end(), uint8_t{1}) != e.valid)
-        fail<DataError>("shards", "'{}': the mask of document {} does not have the {} valid targets of the index", info_.path, d, e.valid);
+        fail<DataError>("shards", "'{}': the mask of document {} does not have the {} valid targets of the index", info_.path, d,
+                        e.valid);
     }
     const uint64_t found = content.value(info_.eos, info_.bos);
     if (found != info_.digest)
-      fail<DataError>("shards", "the tokens in '{}' have digest {}, index.json says {}: a file is damaged; prepare the corpus again", info_.path, to_hex(found),
-                      to_hex(info_.digest));
+      fail<DataError>("shards",
+                      "the tokens in '{}' have digest {}, index.json says {}: a file is damaged; prepare the corpus again",
+                      info_.path, to_hex(found), to_hex(info_.digest));
   }
 
   Description description_;
@@ -277,7 +291,8 @@ class ShardCorpus final : public Corpus {
 
 std::shared_ptr<const Corpus> open_shards(const std::string& path, const CorpusOptions& options, FileSystem& fs) {
   if (!fs.exists(path + "/index.json"))
-    fail<DataError>("shards", "'{}' has no index.json: it is no corpus, or preparing it did not finish; tools/prepare makes one", path);
+    fail<DataError>("shards", "'{}' has no index.json: it is no corpus, or preparing it did not finish; tools/prepare makes one",
+                    path);
   return std::make_shared<ShardCorpus>(path, options, fs);
 }
 

@@ -41,7 +41,11 @@ void ShardWriter::Output::flush() {
 }
 
 ShardWriter::ShardWriter(std::string path, const ShardOptions& options, FileSystem& fs)
-    : path_(without_trailing_slash(std::move(path))), beside_(path_ + ".writing"), options_(options), fs_(fs), wide_(options.vocabulary_size > 65536) {
+    : path_(without_trailing_slash(std::move(path))),
+      beside_(path_ + ".writing"),
+      options_(options),
+      fs_(fs),
+      wide_(options.vocabulary_size > 65536) {
   if (options.vocabulary_size < 1 || options.vocabulary_size > std::numeric_limits<int32_t>::max())
     fail<DataError>("shards", "vocabulary_size {} is not in [1, 2^31)", options.vocabulary_size);
   if (options.eos < 0 || options.eos >= options.vocabulary_size)
@@ -72,7 +76,9 @@ void ShardWriter::discard() noexcept {
   }
 }
 
-std::string ShardWriter::file_name(const char* kind, size_t shard) const { return fmt::format("{}/{}-{:05}.bin", beside_, kind, shard); }
+std::string ShardWriter::file_name(const char* kind, size_t shard) const {
+  return fmt::format("{}/{}-{:05}.bin", beside_, kind, shard);
+}
 
 void ShardWriter::open_output(Output& output, const std::string& path, const char* magic, int64_t unit) {
   output.file = fs_.create(path);

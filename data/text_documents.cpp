@@ -24,7 +24,12 @@ size_t valid_utf8_prefix(std::string_view text) {
     const size_t length = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
     if (length == 0 || i + length > size) return i;
     // The second byte's range keeps out overlong forms, surrogates and what lies beyond U+10FFFF (Unicode, table 3-7).
-    const unsigned char least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80, most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    const unsigned char least = lead == 0xE0   ? 0xA0
+                                : lead == 0xF0 ? 0x90
+                                               : 0x80,
+                        most = lead == 0xED   ? 0x9F
+                               : lead == 0xF4 ? 0x8F
+                                              : 0xBF;
     if (bytes[i + 1] < least || bytes[i + 1] > most) return i;
     for (size_t j = 2; j < length; ++j)
       if ((bytes[i + j] & 0xC0) != 0x80) return i;
@@ -99,7 +104,8 @@ size_t separator_line(std::string_view text, size_t at, std::string_view separat
   return rest.empty() ? separator.size() : 0;
 }
 
-void separated(const File& file, const std::string& path, std::string_view separator, const std::function<void(const TextDocument&)>& take) {
+void separated(const File& file, const std::string& path, std::string_view separator,
+               const std::function<void(const TextDocument&)>& take) {
   LineBuffer buffer(file, path);
   size_t begin = 0, scan = 0;  // of the document; up to where no separator is
   bool after_separator = false;
@@ -140,7 +146,8 @@ void take_json_line(std::string_view line, int64_t number, const std::string& pa
   }
   if (!json.is_object()) fail<DataError>("jsonl", "'{}', line {}: {} is no object", path, number, json.type_name());
   const auto text_of = [&](const std::string& key) -> const std::string& {
-    if (!json[key].is_string()) fail<DataError>("jsonl", "'{}', line {}: key '{}' is no text but {}", path, number, key, json[key].type_name());
+    if (!json[key].is_string())
+      fail<DataError>("jsonl", "'{}', line {}: key '{}' is no text but {}", path, number, key, json[key].type_name());
     return json[key].get_ref<const std::string&>();
   };
   if (json.contains(settings.text_key)) {
@@ -156,11 +163,13 @@ void take_json_line(std::string_view line, int64_t number, const std::string& pa
   const std::string near = nearest(settings.text_key, keys);
   std::string found;
   for (const std::string& key : keys) found += (found.empty() ? "" : ", ") + key;
-  fail<DataError>("jsonl", "'{}', line {}: neither key '{}' nor '{}' and '{}'; found: {}{}", path, number, settings.text_key, settings.prompt_key,
-                  settings.completion_key, found.empty() ? "no key" : found, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail<DataError>("jsonl", "'{}', line {}: neither key '{}' nor '{}' and '{}'; found: {}{}", path, number, settings.text_key,
+                  settings.prompt_key, settings.completion_key, found.empty() ? "no key" : found,
+                  near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
-void json_lines(const File& file, const std::string& path, const TextSettings& settings, const std::function<void(const TextDocument&)>& take) {
+void json_lines(const File& file, const std::string& path, const TextSettings& settings,
+                const std::function<void(const TextDocument&)>& take) {
   LineBuffer buffer(file, path);
   size_t consumed = 0;
   int64_t number = 0;
@@ -202,8 +211,10 @@ int64_t first_binary_byte(const File& file) {
     bytes.resize(kept + static_cast<size_t>(std::min(chunk_bytes, size - base - static_cast<int64_t>(kept))));
     file.read_at(base + static_cast<int64_t>(kept), std::as_writable_bytes(std::span(bytes).subspan(kept)));
     const size_t valid = valid_utf8_prefix(bytes);
-    if (const size_t zero = std::string_view(bytes).substr(0, valid).find('\0'); zero != std::string_view::npos) return base + static_cast<int64_t>(zero);
-    if (bytes.size() - valid > 3 || (valid < bytes.size() && base + static_cast<int64_t>(bytes.size()) == size)) return base + static_cast<int64_t>(valid);
+    if (const size_t zero = std::string_view(bytes).substr(0, valid).find('\0'); zero != std::string_view::npos)
+      return base + static_cast<int64_t>(zero);
+    if (bytes.size() - valid > 3 || (valid < bytes.size() && base + static_cast<int64_t>(bytes.size()) == size))
+      return base + static_cast<int64_t>(valid);
     bytes.erase(0, valid);
     base += static_cast<int64_t>(valid);
   }

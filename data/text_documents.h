@@ -12,7 +12,8 @@
 
 namespace quire {
 
-/// Bytes of the longest prefix of `text` that is valid UTF-8 (no surrogates, nothing overlong, at most U+10FFFF). All of it: text.size().
+/// Bytes of the longest prefix of `text` that is valid UTF-8 (no surrogates, nothing overlong, at most U+10FFFF). All of it:
+/// text.size().
 size_t valid_utf8_prefix(std::string_view text);
 
 /// One document. Where there is a prompt, its tokens count as inputs only.
@@ -26,15 +27,16 @@ enum class TextFormat : uint8_t { text, jsonl };
 TextFormat text_format_of(std::string_view path);
 
 struct TextSettings {
-  std::optional<std::string> separator;  ///< text: the line between documents (without its newline); without one the file is a document
+  std::optional<std::string>
+      separator;  ///< text: the line between documents (without its newline); without one the file is a document
   std::string text_key = "text";         ///< jsonl: objects with this key are a document
   std::string prompt_key = "prompt";     ///< jsonl: objects without it are a masked prompt and a completion
   std::string completion_key = "completion";
 };
 
-/// Calls `take` for every document of the file in order, empty ones included (a separator at the file's very end ends the last document and
-/// begins none). The line break before a separator line, and before the end of a file with separators, belongs to no document. DataError with file
-/// and byte offset for what is not UTF-8 or holds a zero byte, with file and line for bad JSON.
+/// Calls `take` for every document of the file in order, empty ones included (a separator at the file's very end ends the last
+/// document and begins none). The line break before a separator line, and before the end of a file with separators, belongs to no
+/// document. DataError with file and byte offset for what is not UTF-8 or holds a zero byte, with file and line for bad JSON.
 void for_each_document(const File& file, const std::string& path, TextFormat format, const TextSettings& settings,
                        const std::function<void(const TextDocument&)>& take);
 

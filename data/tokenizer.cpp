@@ -17,7 +17,8 @@ std::string ByteTokenizer::decode(std::span<const int32_t> ids) const {
   std::string text;
   text.reserve(ids.size());
   for (const int32_t id : ids) {
-    if (id < 0 || id >= vocabulary_size()) fail<DataError>("tokenizer", "id {} is outside the vocabulary [0, {})", id, vocabulary_size());
+    if (id < 0 || id >= vocabulary_size())
+      fail<DataError>("tokenizer", "id {} is outside the vocabulary [0, {})", id, vocabulary_size());
     if (id < 256) text.push_back(static_cast<char>(id));
   }
   return text;
@@ -26,7 +27,8 @@ std::string ByteTokenizer::decode(std::span<const int32_t> ids) const {
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, bool with_bos) {
   if (name == "byte") return std::make_shared<ByteTokenizer>(with_bos);
   const std::string near = nearest(name, {"byte"});
-  fail<ConfigError>("tokenizer", "unknown tokenizer '{}'; known: byte{}", name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail<ConfigError>("tokenizer", "unknown tokenizer '{}'; known: byte{}", name,
+                    near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 }  // namespace quire

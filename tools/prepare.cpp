@@ -28,8 +28,9 @@ class ProgressBar {
     const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
     const double seconds = std::chrono::duration<double>(now - begin_).count();
     const int filled = static_cast<int>(share * 30);
-    fmt::print(stderr, "\r[{:-<30}] {:3.0f} %  {:.1f} of {:.1f} MB  {:.0f} MB/s  {:.0f} s left \033[K", std::string(static_cast<size_t>(filled), '#'), share * 100,
-               static_cast<double>(done) / 1e6, static_cast<double>(total) / 1e6, static_cast<double>(done) / 1e6 / std::max(seconds, 1e-3),
+    fmt::print(stderr, "\r[{:-<30}] {:3.0f} %  {:.1f} of {:.1f} MB  {:.0f} MB/s  {:.0f} s left \033[K",
+               std::string(static_cast<size_t>(filled), '#'), share * 100, static_cast<double>(done) / 1e6,
+               static_cast<double>(total) / 1e6, static_cast<double>(done) / 1e6 / std::max(seconds, 1e-3),
                share > 0 ? seconds / share - seconds : 0);
     drawn_ = true;
   }
@@ -73,7 +74,9 @@ int main(int argc, char** argv) {
   app.add_option("--tokenizer", settings.tokenizer, "byte")->capture_default_str();
   app.add_flag("--bos", settings.bos, "begin every document with BOS");
   app.add_flag("--dedup", settings.deduplicate, "leave out documents whose text came before");
-  app.add_option("--exclude", settings.exclude, "shell pattern for names, or paths inside an input folder, to leave out; may be repeated")->allow_extra_args(false);
+  app.add_option("--exclude", settings.exclude,
+                 "shell pattern for names, or paths inside an input folder, to leave out; may be repeated")
+      ->allow_extra_args(false);
   app.add_option("--text-key", settings.text.text_key, "key of the text in JSONL")->capture_default_str();
   app.add_option("--prompt-key", settings.text.prompt_key, "key of the prompt in JSONL")->capture_default_str();
   app.add_option("--completion-key", settings.text.completion_key, "key of the completion in JSONL")->capture_default_str();
@@ -102,7 +105,10 @@ int main(int argc, char** argv) {
     fmt::print("documents   {} in {} files\n", summary.documents, summary.files);
     fmt::print("tokens      {}\n", summary.tokens);
     fmt::print("text        {} bytes\n", summary.text_bytes);
-    fmt::print("duplicates  {}{}\n", summary.duplicates, summary.duplicates == 0 ? "" : settings.deduplicate ? " left out" : " kept (--dedup leaves them out)");
+    fmt::print("duplicates  {}{}\n", summary.duplicates,
+               summary.duplicates == 0 ? ""
+               : settings.deduplicate  ? " left out"
+                                       : " kept (--dedup leaves them out)");
     if (summary.empty > 0) fmt::print("empty       {} left out\n", summary.empty);
     print_skipped(summary, list_skipped);
     fmt::print("digest      {}\n", quire::to_hex(summary.digest));

@@ -19,7 +19,8 @@ BOOST_AUTO_TEST_CASE(memory_corpus_gives_back_what_it_got) {
     const int64_t length = corpus->length(d);
     BOOST_REQUIRE_EQUAL(length, static_cast<int64_t>(plain.tokens.size()));
     BOOST_REQUIRE_EQUAL(corpus->valid(d), test::valid_of(plain));
-    const int64_t offset = static_cast<int64_t>(random() % static_cast<uint64_t>(length)), count = static_cast<int64_t>(random() % static_cast<uint64_t>(length - offset + 1));
+    const int64_t offset = static_cast<int64_t>(random() % static_cast<uint64_t>(length)),
+                  count = static_cast<int64_t>(random() % static_cast<uint64_t>(length - offset + 1));
     std::vector<int32_t> tokens(static_cast<size_t>(count));
     std::vector<uint8_t> mask(static_cast<size_t>(count));
     corpus->read(d, offset, tokens);
@@ -27,7 +28,8 @@ BOOST_AUTO_TEST_CASE(memory_corpus_gives_back_what_it_got) {
     int64_t valid = 0;
     for (int64_t i = 0; i < count; ++i) {
       BOOST_REQUIRE_EQUAL(tokens[static_cast<size_t>(i)], plain.tokens[static_cast<size_t>(offset + i)]);
-      if (offset + i > 0) BOOST_REQUIRE_EQUAL(mask[static_cast<size_t>(i)] != 0, test::counts(plain, static_cast<size_t>(offset + i)));
+      if (offset + i > 0)
+        BOOST_REQUIRE_EQUAL(mask[static_cast<size_t>(i)] != 0, test::counts(plain, static_cast<size_t>(offset + i)));
     }
     for (int64_t i = offset + 1; i <= std::min(offset + count, length - 1); ++i) valid += test::counts(plain, static_cast<size_t>(i));
     BOOST_REQUIRE_EQUAL(corpus->valid_in(d, corpus->document(d), offset, count), valid);
@@ -62,8 +64,9 @@ BOOST_AUTO_TEST_CASE(digests_see_tokens_boundaries_and_masks) {
   const uint64_t digest = test::corpus_of(Documents{{{1, 2, 99}, {}}, {{3, 99}, {}}})->digest();
   BOOST_TEST(test::corpus_of(Documents{{{1, 2, 99}, {}}, {{3, 99}, {}}})->digest() == digest);
   BOOST_TEST(test::corpus_of(Documents{{{1, 2, 99}, {0, 1, 1}}, {{3, 99}, {1, 1}}})->digest() == digest);  // masks that mask nothing
-  for (const Documents& other : {Documents{{{1, 4, 99}, {}}, {{3, 99}, {}}}, Documents{{{3, 99}, {}}, {{1, 2, 99}, {}}}, Documents{{{1, 2, 99}, {}}},
-                                 Documents{{{1, 2, 99}, {1, 0, 1}}, {{3, 99}, {}}}, Documents{{{1, 2, 99, 3, 99}, {}}}})
+  for (const Documents& other :
+       {Documents{{{1, 4, 99}, {}}, {{3, 99}, {}}}, Documents{{{3, 99}, {}}, {{1, 2, 99}, {}}}, Documents{{{1, 2, 99}, {}}},
+        Documents{{{1, 2, 99}, {1, 0, 1}}, {{3, 99}, {}}}, Documents{{{1, 2, 99, 3, 99}, {}}}})
     BOOST_TEST(test::corpus_of(other)->digest() != digest);
 }
 
@@ -113,13 +116,15 @@ BOOST_AUTO_TEST_CASE(a_split_is_the_seeds) {
 
 BOOST_AUTO_TEST_CASE(splits_that_leave_nothing_are_refused) {
   std::mt19937_64 random(4);
-  const auto two = test::corpus_of(test::random_documents(random, {3, 4})), one = test::corpus_of(test::random_documents(random, {3}));
+  const auto two = test::corpus_of(test::random_documents(random, {3, 4})),
+             one = test::corpus_of(test::random_documents(random, {3}));
   BOOST_TEST(!split_corpus(two, 0, 1).held_out);
   BOOST_TEST(split_corpus(two, 0, 1).train == two);
   BOOST_TEST(split_corpus(two, 0.001, 1).held_out->document_count() == 1);
   test::check_error<DataError>([&] { split_corpus(one, 0.1, 1); }, {"none to train on"});
   test::check_error<DataError>([&] { split_corpus(two, 0.9, 1); }, {"none to train on"});
-  for (const double wrong : {-0.1, 1.0, 2.0, std::nan("")}) test::check_error<ConfigError>([&] { split_corpus(two, wrong, 1); }, {"[0, 1)"});
+  for (const double wrong : {-0.1, 1.0, 2.0, std::nan("")})
+    test::check_error<ConfigError>([&] { split_corpus(two, wrong, 1); }, {"[0, 1)"});
 }
 
 BOOST_AUTO_TEST_CASE(a_text_file_is_a_corpus) {

@@ -18,7 +18,8 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     static std::atomic<int> next{0};
-    path_ = (std::filesystem::temp_directory_path() / ("quire-test-" + std::to_string(getpid()) + "-" + std::to_string(next++))).string();
+    path_ = (std::filesystem::temp_directory_path() / ("quire-test-" + std::to_string(getpid()) + "-" + std::to_string(next++)))
+                .string();
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() {
@@ -55,7 +56,8 @@ struct PlainDocument {
 constexpr int32_t test_eos = 99;
 
 /// Random documents of these lengths over ids [0, 99), EOS 99 at their ends. `mask_share` of them have a random mask.
-inline std::vector<PlainDocument> random_documents(std::mt19937_64& random, const std::vector<int64_t>& lengths, double mask_share = 0) {
+inline std::vector<PlainDocument> random_documents(std::mt19937_64& random, const std::vector<int64_t>& lengths,
+                                                   double mask_share = 0) {
   std::vector<PlainDocument> documents;
   for (const int64_t length : lengths) {
     PlainDocument d;
@@ -157,7 +159,8 @@ struct Uses {
         for (int64_t i = piece.offset; i < piece.offset + piece.length; ++i) {
           const PlainDocument& d = documents.at(static_cast<size_t>(piece.document));
           ++inputs[{piece.document, i}];
-          if (i + 1 < static_cast<int64_t>(d.tokens.size()) && counts(d, static_cast<size_t>(i + 1))) ++targets[{piece.document, i + 1}];
+          if (i + 1 < static_cast<int64_t>(d.tokens.size()) && counts(d, static_cast<size_t>(i + 1)))
+            ++targets[{piece.document, i + 1}];
         }
   }
   /// Every token an input `times`, every token that counts a target `times`.
@@ -167,21 +170,29 @@ struct Uses {
       expected_inputs += d.tokens.size();
       expected_targets += static_cast<size_t>(valid_of(d));
     }
-    const auto all = [&](const auto& uses) { return std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return use.second == times; }); };
+    const auto all = [&](const auto& uses) {
+      return std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return use.second == times; });
+    };
     return inputs.size() == expected_inputs && targets.size() == expected_targets && all(inputs) && all(targets);
   }
 };
 
-/// A file system that passes everything on to another until `fail_at` operations that change something have been made; that one fails with
-/// FileError. `dead`: nothing works any more after it, as after kill -9, not even tidying up.
+/// A file system that passes everything on to another until `fail_at` operations that change something have been made; that one
+/// fails with FileError. `dead`: nothing works any more after it, as after kill -9, not even tidying up.
 class FailingFileSystem final : public FileSystem {
  public:
   FailingFileSystem(FileSystem& below, int64_t fail_at, bool dead) : below_(below), left_(fail_at), dead_(dead) {}
   bool failed() const { return failed_; }
 
   std::unique_ptr<File> open(const std::string& path) override { return below_.open(path); }
-  std::unique_ptr<File> create(const std::string& path) override { count(); return std::make_unique<Wrapped>(*this, below_.create(path)); }
-  std::unique_ptr<File> append(const std::string& path) override { count(); return std::make_unique<Wrapped>(*this, below_.append(path)); }
+  std::unique_ptr<File> create(const std::string& path) override {
+    count();
+    return std::make_unique<Wrapped>(*this, below_.create(path));
+  }
+  std::unique_ptr<File> append(const std::string& path) override {
+    count();
+    return std::make_unique<Wrapped>(*this, below_.append(path));
+  }
   bool exists(const std::string& path) override { return below_.exists(path); }
   std::vector<std::string> list(const std::string& directory) override { return below_.list(directory); }
   void make_directories(const std::string& path) override { count(); below_.make_directories(path); }

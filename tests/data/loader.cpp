@@ -20,12 +20,15 @@ static LoaderSettings settings_of(PackingStrategy strategy, int64_t seq_len, int
 }
 
 static bool same(const HostBatch& a, const HostBatch& b) {
-  return a.tokens == b.tokens && a.targets == b.targets && a.documents == b.documents && a.valid == b.valid && a.rows == b.rows && a.plan == b.plan && a.index == b.index;
+  return a.tokens == b.tokens && a.targets == b.targets && a.documents == b.documents && a.valid == b.valid && a.rows == b.rows &&
+         a.plan == b.plan && a.index == b.index;
 }
 
 static bool same(const LoadedStep& a, const LoadedStep& b) {
-  return a.plan.digest == b.plan.digest && a.plan.step == b.plan.step && a.plan.epoch == b.plan.epoch && a.plan.rows == b.plan.rows &&
-         std::equal(a.microbatches.begin(), a.microbatches.end(), b.microbatches.begin(), b.microbatches.end(), [](const auto& x, const auto& y) { return same(x, y); });
+  return a.plan.digest == b.plan.digest && a.plan.step == b.plan.step && a.plan.epoch == b.plan.epoch &&
+         a.plan.rows == b.plan.rows &&
+         std::equal(a.microbatches.begin(), a.microbatches.end(), b.microbatches.begin(), b.microbatches.end(),
+                    [](const auto& x, const auto& y) { return same(x, y); });
 }
 
 BOOST_AUTO_TEST_CASE(reading_ahead_changes_nothing) {
@@ -72,7 +75,9 @@ BOOST_AUTO_TEST_CASE(microbatches_are_cut_before_they_are_shared) {
 /// A corpus whose reads fail from some number on.
 class BreakingCorpus final : public Corpus {
  public:
-  BreakingCorpus(std::shared_ptr<const Corpus> below, int64_t document) : below_(std::move(below)), document_(document) { info_ = below_->info(); }
+  BreakingCorpus(std::shared_ptr<const Corpus> below, int64_t document) : below_(std::move(below)), document_(document) {
+    info_ = below_->info();
+  }
   int64_t document_count() const override { return below_->document_count(); }
   DocumentInfo document(int64_t d) const override { return below_->document(d); }
   void read(int64_t d, int64_t offset, std::span<int32_t> tokens) const override {

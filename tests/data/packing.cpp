@@ -48,7 +48,8 @@ BOOST_AUTO_TEST_CASE(bfd_packs_pieces_of_long_documents_like_any_other) {
 BOOST_AUTO_TEST_CASE(an_epoch_uses_every_token_once) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 60; ++round) {
-    const auto documents = test::random_documents(random, test::random_lengths(random, 1 + static_cast<int64_t>(random() % 3000)), round % 2 ? 0.5 : 0);
+    const auto documents = test::random_documents(random, test::random_lengths(random, 1 + static_cast<int64_t>(random() % 3000)),
+                                                  round % 2 ? 0.5 : 0);
     for (const PackingStrategy strategy : strategies) {
       const int64_t seq_len = 1 + static_cast<int64_t>(random() % 150);
       PackingPlan plan(test::corpus_of(documents), settings_of(strategy, seq_len));
@@ -198,7 +199,8 @@ BOOST_AUTO_TEST_CASE(a_state_is_small_exact_and_checked) {
     auto changed = s;
     changed.seq_len = 9;
     test::check_error<ConfigError>([&] { PackingPlan(corpus, changed).restore(state); }, {"seq_len"});
-    for (const auto member : {&PackingState::position, &PackingState::offset, &PackingState::row, &PackingState::epoch, &PackingState::step})
+    for (const auto member :
+         {&PackingState::position, &PackingState::offset, &PackingState::row, &PackingState::epoch, &PackingState::step})
       for (const int64_t value : {int64_t{-1}, int64_t{1} << 40}) {
         if (value > 0 && (member == &PackingState::epoch || member == &PackingState::step)) continue;
         PackingState impossible = state;

@@ -53,8 +53,11 @@ BOOST_AUTO_TEST_CASE(a_folder_gives_its_text_and_reports_the_rest) {
   BOOST_TEST(summary.tokens == summary.text_bytes + 4);
   std::map<std::string, std::string> skipped;
   for (const auto& [path, reason] : summary.skipped) skipped[path.substr(folder.path().size() + 4)] = reason;
-  const std::map<std::string, std::string> expected{
-      {".git", "excluded"}, {"e.bin", "no text (byte 1)"}, {"f.log", "excluded"}, {"latin.txt", "no text (byte 3)"}, {"link", "link"}};
+  const std::map<std::string, std::string> expected{{".git", "excluded"},
+                                                    {"e.bin", "no text (byte 1)"},
+                                                    {"f.log", "excluded"},
+                                                    {"latin.txt", "no text (byte 3)"},
+                                                    {"link", "link"}};
   BOOST_TEST((skipped == expected));
 
   settings.deduplicate = true;
@@ -80,7 +83,8 @@ BOOST_AUTO_TEST_CASE(the_same_inputs_give_the_same_corpus) {
 BOOST_AUTO_TEST_CASE(prompts_are_read_but_not_learnt) {
   TemporaryFolder folder;
   test::write_file(folder / "a.txt", "plain");
-  test::write_file(folder / "b.jsonl", "{\"prompt\": \"ask\", \"completion\": \"tell\"}\n{\"prompt\": \"as\", \"completion\": \"ktell\"}\n");
+  test::write_file(folder / "b.jsonl",
+                   "{\"prompt\": \"ask\", \"completion\": \"tell\"}\n{\"prompt\": \"as\", \"completion\": \"ktell\"}\n");
   const PrepareSummary summary = prepare(settings_of({folder / "a.txt", folder / "b.jsonl"}, folder / "c"), test::unsynced_disk());
   BOOST_TEST(summary.duplicates == 0);  // equal text, another prompt
   const auto corpus = Corpus::open(folder / "c");

@@ -13,7 +13,10 @@ static std::string flat(const std::vector<int64_t>& ids) {
 }
 
 static std::string flat_of(const std::string& type, const std::vector<int64_t>& ids) {
-  return type == "u16" ? flat<uint16_t>(ids) : type == "u32" ? flat<uint32_t>(ids) : type == "i32" ? flat<int32_t>(ids) : flat<int64_t>(ids);
+  return type == "u16"   ? flat<uint16_t>(ids)
+         : type == "u32" ? flat<uint32_t>(ids)
+         : type == "i32" ? flat<int32_t>(ids)
+                         : flat<int64_t>(ids);
 }
 
 static std::string npy(const std::string& descr, const std::string& shape, const std::string& data, int version = 1) {

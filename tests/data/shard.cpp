@@ -9,8 +9,8 @@ using test::TemporaryFolder;
 
 BOOST_AUTO_TEST_SUITE(shard)
 
-static ShardSummary write_shards(const std::string& path, const std::vector<test::PlainDocument>& documents, int64_t vocabulary = 100, int64_t shard_bytes = 1 << 20,
-                                 FileSystem& fs = test::unsynced_disk()) {
+static ShardSummary write_shards(const std::string& path, const std::vector<test::PlainDocument>& documents,
+                                 int64_t vocabulary = 100, int64_t shard_bytes = 1 << 20, FileSystem& fs = test::unsynced_disk()) {
   ShardWriter writer(path, {"byte", vocabulary, test::test_eos, std::nullopt, shard_bytes}, fs);
   for (const auto& d : documents) writer.add(d.tokens, d.mask, static_cast<int64_t>(d.tokens.size()) - 1, 0);
   return writer.finish();
@@ -42,7 +42,8 @@ BOOST_AUTO_TEST_CASE(shards_give_back_what_was_written) {
     TemporaryFolder folder;
     const auto documents = test::random_documents(random, test::random_lengths(random, 3000), round % 3 == 0 ? 0.2 : 0);
     const int64_t vocabulary = round % 2 ? 100 : 70000;
-    const ShardSummary summary = write_shards(folder / "c", documents, vocabulary, round % 4 < 2 ? 1 << 20 : 500 + static_cast<int64_t>(random() % 3000));
+    const ShardSummary summary =
+        write_shards(folder / "c", documents, vocabulary, round % 4 < 2 ? 1 << 20 : 500 + static_cast<int64_t>(random() % 3000));
     const auto corpus = Corpus::open(folder / "c");
     const auto memory = test::corpus_of(documents);
     BOOST_REQUIRE_EQUAL(corpus->document_count(), static_cast<int64_t>(documents.size()));
@@ -52,11 +53,13 @@ BOOST_AUTO_TEST_CASE(shards_give_back_what_was_written) {
     BOOST_REQUIRE_EQUAL(corpus->eos(), test::test_eos);
     BOOST_REQUIRE_EQUAL(corpus->has_mask(), memory->has_mask());
     BOOST_REQUIRE_EQUAL(corpus->info().longest, memory->info().longest);
-    BOOST_REQUIRE(corpus->totals().valid == memory->totals().valid && corpus->totals().tokens == summary.tokens && corpus->totals().text_bytes == summary.text_bytes);
+    BOOST_REQUIRE(corpus->totals().valid == memory->totals().valid && corpus->totals().tokens == summary.tokens &&
+                  corpus->totals().text_bytes == summary.text_bytes);
     const auto back = read_all(*corpus);
     for (size_t d = 0; d < documents.size(); ++d) {
       BOOST_REQUIRE(back[d].tokens == documents[d].tokens);
-      for (size_t i = 1; i < documents[d].tokens.size(); ++i) BOOST_REQUIRE_EQUAL(back[d].mask[i] != 0, test::counts(documents[d], i));
+      for (size_t i = 1; i < documents[d].tokens.size(); ++i)
+        BOOST_REQUIRE_EQUAL(back[d].mask[i] != 0, test::counts(documents[d], i));
       const size_t offset = random() % documents[d].tokens.size();
       std::vector<int32_t> part(random() % (documents[d].tokens.size() - offset + 1));
       corpus->read(static_cast<int64_t>(d), static_cast<int64_t>(offset), part);
@@ -112,7 +115,9 @@ BOOST_AUTO_TEST_CASE(a_full_disk_or_a_kill_leaves_no_half_corpus) {
         break;
       }
       ++failures;
-      if (disk().exists(folder / "c")) BOOST_REQUIRE_EQUAL(Corpus::open(folder / "c", verifying(CorpusOptions::Verify::always))->document_count(), static_cast<int64_t>(documents.size()));  // all of it, after the rename
+      if (disk().exists(folder / "c"))
+        BOOST_REQUIRE_EQUAL(Corpus::open(folder / "c", verifying(CorpusOptions::Verify::always))->document_count(),
+                            static_cast<int64_t>(documents.size()));  // all of it, after the rename
       else if (!dead) BOOST_REQUIRE(disk().list(folder.path()).empty());
       if (disk().exists(folder / "c")) continue;
       write_shards(folder / "c", documents);  // the next one succeeds
@@ -177,8 +182,8 @@ BOOST_AUTO_TEST_CASE(each_kind_of_damage_is_named) {
     else json[key] = value;
     test::write_file(c + "/index.json", json.dump());
   };
-  for (const char* key : {"version", "tokenizer", "vocabulary_size", "eos", "bos", "token_type", "has_mask", "documents", "tokens", "valid", "text_bytes", "longest", "digest",
-                          "index_digest", "shards"}) {
+  for (const char* key : {"version", "tokenizer", "vocabulary_size", "eos", "bos", "token_type", "has_mask", "documents", "tokens",
+                          "valid", "text_bytes", "longest", "digest", "index_digest", "shards"}) {
     edit(key, "wrong");
     std::string text = test::read_file(c + "/index.json");
     if (key != std::string("tokenizer")) test::check_error<DataError>([&] { Corpus::open(c); }, {});
@@ -195,7 +200,8 @@ BOOST_AUTO_TEST_CASE(each_kind_of_damage_is_named) {
   refused({"56 tokens in 4 documents", "56 in 5"});
   edit("tokens", 18446744073709551615u);
   refused({"'tokens'"});
-  edit("shards", nlohmann::json::array({{{"tokens", 9223372036854775807}, {"documents", 1}}, {{"tokens", 9223372036854775807}, {"documents", 1}}}));
+  edit("shards", nlohmann::json::array(
+                     {{{"tokens", 9223372036854775807}, {"documents", 1}}, {{"tokens", 9223372036854775807}, {"documents", 1}}}));
   refused({"'tokens'"});
 }
 
@@ -221,7 +227,8 @@ BOOST_AUTO_TEST_CASE(ids_and_document_ends_are_checked_at_every_read) {
 
   std::filesystem::remove_all(c);
   write_shards(c, test::random_documents(random, {20, 30}));
-  damage(c + "/tokens-00000.bin", 64 + 2 * 3, std::string(1, static_cast<char>(1 + test::read_file(c + "/tokens-00000.bin")[64 + 6] % 90)));
+  damage(c + "/tokens-00000.bin", 64 + 2 * 3,
+         std::string(1, static_cast<char>(1 + test::read_file(c + "/tokens-00000.bin")[64 + 6] % 90)));
   test::check_error<DataError>([&] { Corpus::open(c); }, {"digest", "damaged"});  // a plausible id is found by the digest only
 }
 
@@ -240,7 +247,8 @@ BOOST_AUTO_TEST_CASE(settings_that_contradict_the_shards_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(damaged_files_never_crash) {
-  // Truncations of every length and random damage of all small files: an error of the two kinds, or a corpus whose every read is checked.
+  // Truncations of every length and random damage of all small files: an error of the two kinds, or a corpus whose every read is
+  // checked.
   std::mt19937_64 random(7);
   TemporaryFolder folder;
   const std::string c = folder / "c";
@@ -269,7 +277,8 @@ BOOST_AUTO_TEST_CASE(damaged_files_never_crash) {
     }
     for (int round = 0; round < 400; ++round) {
       std::string bad = content;
-      for (uint64_t n = 1 + random() % 3; n > 0; --n) bad[random() % bad.size()] = static_cast<char>(random() % 3 ? random() % 256 : "0123456789-{}[],:\""[random() % 18]);
+      for (uint64_t n = 1 + random() % 3; n > 0; --n)
+        bad[random() % bad.size()] = static_cast<char>(random() % 3 ? random() % 256 : "0123456789-{}[],:\""[random() % 18]);
       test::write_file(c + "/" + name, bad);
       attempt();
     }

@@ -7,7 +7,8 @@ using test::TemporaryFolder;
 
 BOOST_AUTO_TEST_SUITE(text_documents)
 
-static std::vector<std::string> documents_of(const std::string& content, const TextSettings& settings, const std::string& name = "t.txt") {
+static std::vector<std::string> documents_of(const std::string& content, const TextSettings& settings,
+                                             const std::string& name = "t.txt") {
   TemporaryFolder folder;
   test::write_file(folder / name, content);
   std::vector<std::string> documents;
@@ -27,8 +28,11 @@ static std::string utf8(uint32_t c) {
   std::string s;
   if (c < 0x80) s = {static_cast<char>(c)};
   else if (c < 0x800) s = {static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 63))};
-  else if (c < 0x10000) s = {static_cast<char>(0xE0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
-  else s = {static_cast<char>(0xF0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)), static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
+  else if (c < 0x10000)
+    s = {static_cast<char>(0xE0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
+  else
+    s = {static_cast<char>(0xF0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)), static_cast<char>(0x80 | (c >> 6 & 63)),
+         static_cast<char>(0x80 | (c & 63))};
   return s;
 }
 
@@ -38,9 +42,10 @@ BOOST_AUTO_TEST_CASE(utf8_is_valid_exactly_for_scalar_values) {
     const std::string s = utf8(c);
     if ((valid_utf8_prefix(s) == s.size()) != scalar) BOOST_REQUIRE_EQUAL(c, 0xFFFFFFFFu);
   }
-  for (const std::string bad : {"\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xC3",
-                                "\xE2\x82", "\xF0\x9F\x98", "\xE2\x28\xA1"})
-    for (const std::string before : {"", "1234567", "12345678", "é"}) BOOST_TEST(valid_utf8_prefix(before + bad + "tail that follows") == before.size());
+  for (const std::string bad : {"\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
+                                "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xC3", "\xE2\x82", "\xF0\x9F\x98", "\xE2\x28\xA1"})
+    for (const std::string before : {"", "1234567", "12345678", "é"})
+      BOOST_TEST(valid_utf8_prefix(before + bad + "tail that follows") == before.size());
   const std::string cut = std::string("abcé").substr(0, 4);
   BOOST_TEST(valid_utf8_prefix(cut) == 3u);
 }
@@ -72,7 +77,10 @@ BOOST_AUTO_TEST_CASE(documents_do_not_depend_on_how_the_file_is_read) {
     while (content.size() < (size_t{5} << 19)) {
       std::string text;
       const size_t length = random() % 20 == 0 ? random() % 700000 : random() % 300;
-      while (text.size() < length) text += random() % 40 == 0 && round > 0 ? std::string("\n") : random() % 3 ? std::string(1, static_cast<char>('a' + random() % 26)) : utf8(0x4E00 + random() % 1000);
+      while (text.size() < length)
+        text += random() % 40 == 0 && round > 0 ? std::string("\n")
+                : random() % 3                  ? std::string(1, static_cast<char>('a' + random() % 26))
+                                                : utf8(0x4E00 + random() % 1000);
       text += "x";
       expected.push_back(text);
       content += text + "\n%%\n";
@@ -86,7 +94,8 @@ BOOST_AUTO_TEST_CASE(bytes_that_are_no_text_are_named_with_their_offset) {
   test::check_error<DataError>([] { documents_of("abc\xff", {}); }, {"byte 3", "0xff"});
   test::check_error<DataError>([] { documents_of(std::string("ab\0c", 4), {}); }, {"byte 2", "no text"});
   const std::string far = std::string((1 << 20) + 11, 'a') + "\n" + std::string(1000, 'b') + "\xC3";
-  test::check_error<DataError>([&] { documents_of(far, separated_by("%")); }, {fmt::format("byte {}", (1 << 20) + 12 + 1000), "0xc3"});
+  test::check_error<DataError>([&] { documents_of(far, separated_by("%")); },
+                               {fmt::format("byte {}", (1 << 20) + 12 + 1000), "0xc3"});
   test::check_error<DataError>([] { documents_of("{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n", {}, "t.jsonl"); }, {"byte 24", "0xff"});
 }
 
@@ -97,8 +106,10 @@ BOOST_AUTO_TEST_CASE(json_lines) {
   TextSettings named;
   named.text_key = "content";
   BOOST_TEST(documents_of("{\"content\": \"a\"}\r\n", named, "t.jsonl") == (Texts{"a"}));
-  test::check_error<DataError>([] { documents_of("{\"text\": \"a\"}\n{\"txet\": \"b\"}\n", {}, "t.jsonl"); }, {"'t.jsonl', line 2", "did you mean 'txet'?"});
-  test::check_error<DataError>([] { documents_of("{\"text\": \"a\"}\n{\"text\": 3}\n", {}, "t.jsonl"); }, {"line 2", "'text'", "number"});
+  test::check_error<DataError>([] { documents_of("{\"text\": \"a\"}\n{\"txet\": \"b\"}\n", {}, "t.jsonl"); },
+                               {"'t.jsonl', line 2", "did you mean 'txet'?"});
+  test::check_error<DataError>([] { documents_of("{\"text\": \"a\"}\n{\"text\": 3}\n", {}, "t.jsonl"); },
+                               {"line 2", "'text'", "number"});
   test::check_error<DataError>([] { documents_of("{\"text\": \"a\n", {}, "t.jsonl"); }, {"line 1", "no JSON"});
   test::check_error<DataError>([] { documents_of("\n[1]\n", {}, "t.jsonl"); }, {"line 2", "array is no object"});
   test::check_error<DataError>([] { documents_of("{\"text\": \"\\ud800\"}\n", {}, "t.jsonl"); }, {"line 1"});

@@ -58,7 +58,8 @@ BOOST_AUTO_TEST_CASE(every_capacity_is_packed_near_the_optimum_of_small_cases) {
   for (int round = 0; round < 1500; ++round) {
     const int64_t capacity = 1 + round % 130;
     std::vector<int64_t> lengths(1 + random() % 9);
-    for (int64_t& n : lengths) n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(std::max<int64_t>(1, round % 2 ? capacity : capacity / 2)));
+    for (int64_t& n : lengths)
+      n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(std::max<int64_t>(1, round % 2 ? capacity : capacity / 2)));
     const Bins bins = best_fit_decreasing(lengths, capacity);
     BOOST_REQUIRE(packs(bins, lengths, capacity));
     const size_t least = optimum(lengths, capacity);

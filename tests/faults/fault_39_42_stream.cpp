@@ -34,7 +34,8 @@ static LoaderSettings settings_of(const Combination& c, int64_t seq_len, int64_t
   return s;
 }
 
-static std::shared_ptr<const Corpus> corpus_of(const std::vector<PlainDocument>& documents, bool shards, const test::TemporaryFolder& folder) {
+static std::shared_ptr<const Corpus> corpus_of(const std::vector<PlainDocument>& documents, bool shards,
+                                               const test::TemporaryFolder& folder) {
   if (!shards) return test::corpus_of(documents);
   ShardWriter writer(folder / "corpus", {"", 100, test::test_eos, std::nullopt, 1000}, test::unsynced_disk());
   for (const PlainDocument& d : documents) writer.add(d.tokens, d.mask);
@@ -66,7 +67,8 @@ BOOST_AUTO_TEST_CASE(fault_39_51_tokens_in_are_tokens_out_plus_reported_drops_in
       begun += step.plan.documents;
       for (const HostBatch& batch : step.microbatches) {
         batch_tokens += static_cast<int64_t>(batch.tokens.size());
-        targets += static_cast<int64_t>(batch.targets.size()) - std::count(batch.targets.begin(), batch.targets.end(), ignored_target);
+        targets +=
+            static_cast<int64_t>(batch.targets.size()) - std::count(batch.targets.begin(), batch.targets.end(), ignored_target);
       }
     }
     const CorpusTotals in = corpus->totals();
@@ -85,7 +87,8 @@ BOOST_AUTO_TEST_CASE(fault_40_boundaries_are_the_packers_whatever_the_ids_say) {
   std::vector<PlainDocument> documents;
   for (int i = 0; i < 60; ++i) {
     PlainDocument d;
-    for (uint64_t n = random() % 30; n > 0; --n) d.tokens.push_back(random() % 4 ? static_cast<int32_t>(random() % 99) : test::test_eos);
+    for (uint64_t n = random() % 30; n > 0; --n)
+      d.tokens.push_back(random() % 4 ? static_cast<int32_t>(random() % 99) : test::test_eos);
     d.tokens.push_back(test::test_eos);
     documents.push_back(d);
   }
@@ -109,7 +112,8 @@ BOOST_AUTO_TEST_CASE(fault_40_boundaries_are_the_packers_whatever_the_ids_say) {
             last_inputs[static_cast<size_t>(piece.document)] += last;
           }
         std::vector<int32_t> inferred(batch.tokens.size(), 0);  // the control: boundaries taken from EOS are others
-        for (size_t i = 1; i < inferred.size(); ++i) inferred[i] = batch.tokens[i - 1] == test::test_eos ? static_cast<int32_t>(i) : inferred[i - 1];
+        for (size_t i = 1; i < inferred.size(); ++i)
+          inferred[i] = batch.tokens[i - 1] == test::test_eos ? static_cast<int32_t>(i) : inferred[i - 1];
         inferred_differ |= Documents::from_starts(inferred) != batch.documents;
       }
     }
@@ -216,7 +220,8 @@ BOOST_AUTO_TEST_CASE(fault_42_an_epoch_shows_each_document_once_for_any_number_o
         for (int64_t index = 0; index < count; ++index) {
           Loader loader(corpus, s, {index, count});
           const auto mine = all_steps(loader);
-          if (index > 0) BOOST_REQUIRE_EQUAL(mine.size(), steps);  // every share makes the same number of steps, even with nothing to do
+          if (index > 0)
+            BOOST_REQUIRE_EQUAL(mine.size(), steps);  // every share makes the same number of steps, even with nothing to do
           steps = mine.size();
           for (const LoadedStep& step : mine)
             for (const HostBatch& batch : step.microbatches) uses.add(documents, batch.plan);
@@ -227,7 +232,8 @@ BOOST_AUTO_TEST_CASE(fault_42_an_epoch_shows_each_document_once_for_any_number_o
   // The control: shares that believe in another count show documents twice or not at all.
   test::Uses wrong;
   for (int64_t index = 0; index < 2; ++index) {
-    Loader loader(corpus, settings_of({PackingStrategy::concat, Overflow::split, false, false}, 31, 6, 2), {index, index == 0 ? 2 : 3});
+    Loader loader(corpus, settings_of({PackingStrategy::concat, Overflow::split, false, false}, 31, 6, 2),
+                  {index, index == 0 ? 2 : 3});
     for (const LoadedStep& step : all_steps(loader))
       for (const HostBatch& batch : step.microbatches) wrong.add(documents, batch.plan);
   }

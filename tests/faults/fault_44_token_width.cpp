@@ -16,7 +16,8 @@ BOOST_AUTO_TEST_CASE(token_width_and_eos_are_given_or_refused) {
     only_type.token_type = both.token_type = "u32";
     only_eos.eos = both.eos = 0;
     test::check_error<ConfigError>([&] { Corpus::open(path, none); }, {"t.bin", "EOS"});
-    test::check_error<ConfigError>([&] { Corpus::open(path, only_type); }, {"t.bin", "does not say which id ends a document", "EOS id"});
+    test::check_error<ConfigError>([&] { Corpus::open(path, only_type); },
+                                   {"t.bin", "does not say which id ends a document", "EOS id"});
     test::check_error<ConfigError>([&] { Corpus::open(path, only_eos); }, {"t.bin", "how wide", "u16, u32, i32 or i64"});
     BOOST_TEST(Corpus::open(path, both)->document_count() == 1);
     both.token_type = "u16";  // what is said is done: the same bytes are twice the ids
