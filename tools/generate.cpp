@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "data/text_documents.h"
 #include "data/tokenizer.h"
 #include "model/generation.h"
 #include "run/machine.h"
@@ -48,6 +49,8 @@ std::vector<int32_t> prompt_tokens(const Settings& settings, const ModelInfo& in
   if (info.bos) tokens.push_back(*info.bos);
   if (settings.has_prompt) {
     if (tokenizer == nullptr) fail<ConfigError>("generate", "{} comes without a tokenizer known here, so --prompt can not be read; give --prompt-ids 1,2,3", info.origin);
+    if (const size_t valid = valid_utf8_prefix(settings.prompt); valid != settings.prompt.size())
+      fail<ConfigError>("generate", "--prompt is not UTF-8 from byte {} on; give UTF-8 text or --prompt-ids", valid);
     tokenizer->encode(settings.prompt, tokens);
   }
   if (tokens.empty()) fail<ConfigError>("generate", "{} has no BOS to begin with; give --prompt{} or --prompt-ids", info.origin, tokenizer ? " with some text" : "");
