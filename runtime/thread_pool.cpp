@@ -60,9 +60,9 @@ void ThreadPool::take_chunks(uint32_t generation, int thread) {
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
   while (static_cast<uint32_t>(ticket >> 32) == generation) {
     const auto chunk = static_cast<uint32_t>(ticket);
-    // These belong to this section if the claim below succeeds: they change only when every chunk has been claimed and done.
-    const std::function<void(int64_t, int)>* task = task_.load(std::memory_order_relaxed);
-    if (chunk >= chunks_.load(std::memory_order_relaxed)) return;
+    // These belong to this section if the claim below succeeds: before they change, the ticket is closed, so that a claim fails.
+    const std::function<void(int64_t, int)>* task = task_.load(std::memory_order_acquire);
+    if (chunk >= chunks_.load(std::memory_order_acquire)) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     try {
       if (!failed_.load(std::memory_order_relaxed)) (*task)(chunk, thread);
@@ -106,12 +106,15 @@ void ThreadPool::parallel_for(int64_t chunks, const std::function<void(int64_t, 
     }
     return;
   }
-  task_.store(&task, std::memory_order_relaxed);
-  chunks_.store(static_cast<uint32_t>(chunks), std::memory_order_relaxed);
+  // A late thread may still hold a ticket of the last section. It must not claim one more chunk there while task and count are already the new ones:
+  // a section number of its own, without chunks, stands between the two.
+  const uint32_t closed = static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32) + 1, generation = closed + 1;
+  ticket_.store(static_cast<uint64_t>(closed) << 32 | std::numeric_limits<uint32_t>::max());
+  task_.store(&task, std::memory_order_release);
+  chunks_.store(static_cast<uint32_t>(chunks), std::memory_order_release);
   done_.store(0, std::memory_order_relaxed);
   error_ = nullptr;
   failed_ = false;
-  const uint32_t generation = static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_.store(static_cast<uint64_t>(generation) << 32);  // sequentially consistent with sleepers_: a worker sees this or is seen asleep
   if (sleepers_.load() > 0) {
     { std::lock_guard lock(mutex_); }
