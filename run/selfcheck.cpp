@@ -10,7 +10,7 @@
 #include <set>
 
 #include "run/data_source.h"
-#include "run/machine.h"
+#include "run/rank_options.h"
 #include "run/model_source.h"
 
 namespace quire {
@@ -244,19 +244,6 @@ std::string SelfcheckReport::table() const {
 }
 
 namespace {
-
-RankOptions rank_options(const Config& config) {
-  RankOptions options;
-  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : usable_processors();
-  options.pin_threads = config.run.pin_threads;
-  options.memory_limit = config.run.memory_limit;
-  options.instruction_set = config.run.instruction_set;
-  for (const std::string& choice : config.run.kernels) {
-    const size_t equals = choice.find('=');
-    options.kernels[choice.substr(0, equals)] = choice.substr(equals + 1);
-  }
-  return options;
-}
 
 void check_break(const std::string& broken) {
   const std::vector<std::string> known = {"dropped"};

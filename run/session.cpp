@@ -6,25 +6,13 @@
 
 #include "ops/cpu/instruction_set.h"
 #include "run/machine.h"
+#include "run/rank_options.h"
 #include "run/training_state.h"
 #include "runtime/digest.h"
 
 namespace quire {
 
 namespace {
-
-RankOptions rank_options(const Config& config) {
-  RankOptions options;
-  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : usable_processors();
-  options.pin_threads = config.run.pin_threads;
-  options.memory_limit = config.run.memory_limit;
-  options.instruction_set = config.run.instruction_set;
-  for (const std::string& choice : config.run.kernels) {
-    const size_t equals = choice.find('=');
-    options.kernels[choice.substr(0, equals)] = choice.substr(equals + 1);
-  }
-  return options;
-}
 
 /// Evaluation is the run's last word: it needs no choice of interval to happen at the end.
 bool due(int64_t interval, int64_t step, bool last) { return last || (interval > 0 && step % interval == 0); }
