@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/checkpoint.h"
+#include "run/model_source.h"
 
 namespace quire {
 
@@ -28,22 +29,6 @@ json parse_state(const CheckpointReader& reader) {
   if (!state.is_object() || state.value("format", 0) != 1)
     fail<DataError>("checkpoint", "{}: its state is of no format known here; allowed: format 1", reader.folder());
   return state;
-}
-
-/// Weights of another run, in whatever dtype they were saved: masters where there are some, else parameters.
-void load_weights(CheckpointReader& reader, Rank& rank, Trainer& trainer) {
-  ParameterSet& parameters = trainer.model().parameters();
-  for (Parameter& p : parameters) {
-    const std::string kind = reader.contains("master", p.name) ? "master" : "parameter";
-    for (const CheckpointReader::Entry& entry : reader.entries()) {
-      if (entry.kind != kind || entry.name != p.name) continue;
-      if (entry.dtype != p.master.dtype())
-        fail<ConfigError>("checkpoint.load_path", "{} holds {} as {}, this run keeps its weights as {}; set train.mixed_precision alike", reader.folder(), p.name,
-                          name_of(entry.dtype), name_of(p.master.dtype()));
-    }
-    reader.read(kind, p.name, p.master);
-  }
-  parameters.values_from_masters(rank);
 }
 
 }  // namespace
@@ -73,9 +58,7 @@ std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string
   result.damaged = own.damaged;
   if (!own.found()) {
     if (load_path.empty()) return result.damaged.empty() ? std::nullopt : std::optional(result);
-    const CheckpointSearch other = latest_checkpoint(fs, load_path);
-    CheckpointReader reader(fs, other.found() ? other.folder : load_path, CheckpointCheck::sizes);
-    load_weights(reader, rank, trainer);
+    open_model_source(fs, load_path)->load(rank, trainer.model());
     return result;
   }
   CheckpointReader reader(fs, own.folder, CheckpointCheck::sizes);

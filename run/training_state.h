@@ -17,7 +17,8 @@ struct LoadedState {
   std::vector<std::string> damaged;  ///< newer checkpoints that can not be used, one sentence each
 };
 
-/// Loads the run folder's newest complete checkpoint, or else the one named by `load_path` ("" for none): of that only the weights. Nothing where
+/// Loads the run folder's newest complete checkpoint, or else the weights of `load_path` ("" for none): a run folder, a
+/// checkpoint, or a Hugging Face folder. Nothing where
 /// there is neither. Throws DataError, ConfigError where the checkpoint does not fit the model.
 std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string& run_folder, const std::string& load_path, Rank& rank, Trainer& trainer);
 
