@@ -1,6 +1,7 @@
 // A corpus: documents of token ids with an explicit index, however they are stored.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,6 +61,9 @@ struct CorpusOptions {
   std::string tokenizer = "byte";    ///< text files
   bool add_bos = false;              ///< text files
   std::optional<std::string> separator;  ///< text files: the line between documents; without one a file is one document
+  /// raw files: fills starts[i] with the index of the first token of token i's document, where a document ends after each `eos`. A plain loop
+  /// where none is given; run/ gives the vectorised kernel.
+  std::function<void(std::span<const int32_t> tokens, int32_t eos, std::span<int32_t> starts)> starts_from_eos;
   /// Whether every byte is checked against the digest at opening (prepared shards; raw files are always read through).
   /// `automatic`: up to 256 MiB of tokens. Ids and document ends are checked at every read besides.
   enum class Verify : uint8_t { automatic, always, never } verify = Verify::automatic;

@@ -100,6 +100,10 @@ void open_npy(TokenFile& file, const CorpusOptions& options) {
   file.count = header.count;
 }
 
+void plain_starts(std::span<const int32_t> tokens, int32_t eos, std::span<int32_t> starts) {
+  for (size_t i = 0; i < tokens.size(); ++i) starts[i] = i > 0 && tokens[i - 1] != eos ? starts[i - 1] : static_cast<int32_t>(i);
+}
+
 class RawCorpus final : public Corpus {
  public:
   RawCorpus(const std::string& path, const std::string& format, const CorpusOptions& options, FileSystem& fs) {
@@ -165,8 +169,8 @@ class RawCorpus final : public Corpus {
 
   /// One pass: boundaries, largest id, digest.
   void find_documents(int64_t limit, const CorpusOptions& options) {
-    std::vector<int32_t> chunk;
-    int64_t ends = 0, unterminated = 0, largest = std::max<int64_t>(info_.eos, info_.bos.value_or(0));
+    std::vector<int32_t> chunk, starts;
+    int64_t unterminated = 0, largest = std::max<int64_t>(info_.eos, info_.bos.value_or(0));
     Digest digest;
     for (const TokenFile& file : files_) {
       bool open = false;  // inside a document
@@ -175,15 +179,18 @@ class RawCorpus final : public Corpus {
         file.read(at, chunk);
         check_ids(chunk, limit, file.path, at);
         digest.update(std::as_bytes(std::span(chunk)));
+        starts.resize(chunk.size());
+        options.starts_from_eos ? options.starts_from_eos(chunk, info_.eos, starts) : plain_starts(chunk, info_.eos, starts);
         for (size_t i = 0; i < chunk.size(); ++i) {
-          if (!open) begins_.push_back(file.first + at + static_cast<int64_t>(i));
-          open = chunk[i] != info_.eos;
-          ends += !open;
+          const bool begins = starts[i] == static_cast<int32_t>(i) && (i > 0 || !open);  // a chunk's first token may go on with a document
+          if (begins) begins_.push_back(file.first + at + static_cast<int64_t>(i));
           largest = std::max<int64_t>(largest, chunk[i]);
         }
+        open = chunk.back() != info_.eos;
       }
       unterminated += open;
     }
+    const int64_t ends = document_count() - unterminated;
     if (ends == 0)
       fail<DataError>("corpus", "'{}' has no EOS: id {} is not among its {} tokens; give the id that ends its documents",
                       info_.path, info_.eos, tokens_);

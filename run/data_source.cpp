@@ -1,5 +1,6 @@
 #include "run/data_source.h"
 
+#include "ops/kernels.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -12,6 +13,9 @@ CorpusOptions corpus_options(const Config& config) {
   if (config.data.eos_id >= 0) options.eos = config.data.eos_id;
   options.tokenizer = config.data.tokenizer;
   if (!config.data.separator.empty()) options.separator = config.data.separator;
+  options.starts_from_eos = [rank = std::make_shared<Rank>(RankOptions{})](std::span<const int32_t> tokens, int32_t eos, std::span<int32_t> starts) {
+    dispatch(*rank, StartsFromEosArgs{static_cast<int64_t>(tokens.size()), tokens.data(), eos, starts.data()});
+  };
   return options;
 }
 
