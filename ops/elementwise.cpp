@@ -74,6 +74,8 @@ class AddNode final : public Node {
 
 void same(std::string_view op, const Tensor& a, const Tensor& b) {
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) fail<ShapeError>(op, "{} and {}: shapes and dtypes must be equal", describe(a), describe(b));
+  require_contiguous(op, a);
+  require_contiguous(op, b);
 }
 
 }  // namespace
@@ -83,7 +85,9 @@ Value rmsnorm(Tape& tape, const Value& x, Parameter& gain, double eps) {
   const int64_t width = gain.value.elements();
   if (in.shape().dims() < 1 || width == 0 || in.shape().back() % width != 0)
     fail<ShapeError>("rmsnorm", "x {} with {} {}: the last size is no multiple of the gain's", describe(in), gain.name, describe(gain.value));
-  if (in.dtype() != gain.value.dtype()) fail<DTypeError>("rmsnorm", "x {} with {} {}", describe(in), gain.name, describe(gain.value));
+  if (in.dtype() != gain.value.dtype())
+    fail<DTypeError>("rmsnorm", "x {} with {} {}: one dtype is needed", describe(in), gain.name, describe(gain.value));
+  require_contiguous("rmsnorm", in);
   const int64_t rows = in.elements() / width;
   const Tensor y = Tensor::empty(tape.rank(), in.shape(), in.dtype());
   const Tensor rstd = Tensor::empty(tape.rank(), {rows}, accumulator_of(in.dtype()));
@@ -115,6 +119,9 @@ Value rotary(Tape& tape, Value x, const Tensor& positions, const RotaryTable& ta
   const Tensor in = std::move(x.tensor);
   if (in.shape().dims() != 2 || in.size(1) % table.head_dim != 0 || positions.elements() != in.size(0))
     fail<ShapeError>("rotary", "x {} with positions {} and head_dim {}", describe(in), describe(positions), table.head_dim);
+  if (table.cosine.dtype() != accumulator_of(in.dtype()))
+    fail<DTypeError>("rotary", "x {} with a table of {}; allowed: a table made for x's dtype", describe(in), name_of(table.cosine.dtype()));
+  require_contiguous("rotary", in);
   const Tensor y = in.storage_users() == 1 ? in : Tensor::empty(tape.rank(), in.shape(), in.dtype());
   dispatch(tape.rank(), RotaryArgs{in.dtype(), in.size(0), in.size(1) / table.head_dim, table.head_dim, positions.data<int32_t>(), table.cosine.raw(),
                                    table.sine.raw(), in.raw(), y.raw(), false});
@@ -142,13 +149,14 @@ Value add(Tape& tape, const Value& a, Value b) {
 
 Tensor cast(Rank& rank, const Tensor& tensor, DType dtype) {
   if (tensor.dtype() == dtype) return tensor;
+  require_contiguous("cast", tensor);
   const Tensor result = Tensor::empty(rank, tensor.shape(), dtype);
   dispatch(rank, CastArgs{tensor.dtype(), dtype, tensor.elements(), tensor.raw(), result.raw()});
   return result;
 }
 
 void reduce(Rank& rank, const Tensor& tensor, int power, const Tensor& result) {
-  if (!tensor.is_contiguous()) fail<ShapeError>("reduce", "{} is not contiguous", describe(tensor));
+  require_contiguous("reduce", tensor);
   dispatch(rank, ReduceArgs{tensor.dtype(), tensor.elements(), power, tensor.raw(), result.data<double>()});
 }
 

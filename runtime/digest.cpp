@@ -23,6 +23,7 @@ uint64_t merge(uint64_t hash, uint64_t accumulator) { return (hash ^ mix(0, accu
 Digest::Digest(uint64_t seed) : accumulator_{seed + prime1 + prime2, seed + prime2, seed, seed - prime1}, seed_(seed) {}
 
 void Digest::update(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
   total_ += bytes.size();
   const auto consume = [this](const std::byte* p) {
     for (int lane = 0; lane < 4; ++lane) accumulator_[lane] = mix(accumulator_[lane], load64(p + 8 * lane));

@@ -9,13 +9,19 @@
 
 namespace quire {
 
+namespace {
+
+constexpr int64_t most_tokens = std::numeric_limits<int32_t>::max();
+
+}  // namespace
+
 Documents Documents::from_lengths(std::span<const int64_t> lengths) {
   int64_t total = 0;
   for (int64_t length : lengths) {
     if (length < 0) fail<DataError>("documents", "length {} is negative", length);
+    if (length > most_tokens - total) fail<DataError>("documents", "more than {} tokens in one microbatch; allowed: below 2^31", most_tokens);
     total += length;
   }
-  if (total > std::numeric_limits<int32_t>::max()) fail<DataError>("documents", "{} tokens in one microbatch; allowed: below 2^31", total);
   Documents result;
   result.indices_.resize(static_cast<size_t>(total));
   std::iota(result.indices_.begin(), result.indices_.end(), 0);
@@ -25,6 +31,7 @@ Documents Documents::from_lengths(std::span<const int64_t> lengths) {
 }
 
 Documents Documents::from_starts(std::span<const int32_t> starts) {
+  if (static_cast<int64_t>(starts.size()) > most_tokens) fail<DataError>("documents", "more than {} tokens in one microbatch; allowed: below 2^31", most_tokens);
   for (size_t i = 0; i < starts.size(); ++i) {
     const int32_t start = starts[i];
     const bool right = start >= 0 && static_cast<size_t>(start) <= i && starts[static_cast<size_t>(start)] == start && (i == 0 || start >= starts[i - 1]);
@@ -42,6 +49,16 @@ Documents Documents::shard(std::vector<int32_t> indices, std::vector<int32_t> st
   for (size_t i = 0; i < indices.size(); ++i)
     if (starts[i] < 0 || starts[i] > indices[i])
       fail<DataError>("documents", "token {} has index {} and start {}; allowed: 0 <= start <= index", i, indices[i], starts[i]);
+  for (size_t i = 1; i < indices.size(); ++i) {
+    const bool ascending = indices[i - 1] < indices[i];
+    const size_t earlier = ascending ? i - 1 : i, later = ascending ? i : i - 1;
+    const bool consecutive = indices[later] == indices[earlier] + 1;
+    const bool same = starts[later] == starts[earlier];
+    const bool another = consecutive ? starts[later] == indices[later] : starts[later] > indices[earlier];
+    if (indices[later] == indices[earlier] || !(same || another))
+      fail<DataError>("documents", "tokens {} and {} have indices {} and {} with starts {} and {}, which contradict each other", i - 1, i, indices[i - 1],
+                      indices[i], starts[i - 1], starts[i]);
+  }
   Documents result;
   result.indices_ = std::move(indices);
   result.starts_ = std::move(starts);

@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t alignment = 64;
 constexpr int64_t segment_unit = int64_t{2} << 20;  ///< segments are whole huge pages
 constexpr int64_t smallest_segment = int64_t{16} << 20;
+constexpr int64_t page = 4096;
+constexpr int64_t largest_block = int64_t{1} << 60;
+constexpr int64_t first_counted_address = int64_t{1} << 44;
 
 int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -53,17 +56,19 @@ void* Allocator::take(std::map<char*, Block>::iterator it, int64_t bytes, Catego
 
 void* Allocator::allocate(int64_t bytes, Category category) {
   if (bytes < 0) fail<ShapeError>("memory", "{} bytes asked for", bytes);
+  if (bytes > largest_block) fail<OutOfMemoryError>("memory", "{} bytes for {}: no machine has that", bytes, name_of(category));
   bytes = std::max(alignment, round_up(bytes, alignment));
   void* result = nullptr;
   {
     std::lock_guard lock(mutex_);
     auto fit = free_.lower_bound({bytes, nullptr});
     if (fit == free_.end()) {
-      const int64_t segment = round_up(std::max(bytes, smallest_segment), segment_unit);
+      int64_t segment = round_up(std::max(bytes, smallest_segment), segment_unit);
+      if (limit_ > 0 && reserved_ + segment > limit_) segment = round_up(bytes, page);  // near the limit: no more than needed
       void* data = MAP_FAILED;
       if (limit_ == 0 || reserved_ + segment <= limit_)
         data = backed_ ? ::mmap(nullptr, static_cast<size_t>(segment), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                       : reinterpret_cast<void*>(int64_t{1} << 44 | reserved_ << 1);
+                       : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
       if (data == MAP_FAILED) {
         std::vector<std::pair<int64_t, std::string>> users;
         for (int c = 0; c < category_count; ++c)

@@ -1,6 +1,7 @@
 #include "runtime/tape.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "runtime/add.h"
@@ -72,10 +73,11 @@ void Tape::backward(std::span<const Value> outputs, std::span<const Tensor> grad
   if (!recording_) fail<StateError>("backward", "this tape does not record");
   if (outputs.size() != gradients.size()) fail<ShapeError>("backward", "{} outputs but {} gradients", outputs.size(), gradients.size());
   consumed_ = true;
+  mode_ = mode;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!(outputs[i].tensor.shape() == gradients[i].shape()) || outputs[i].tensor.dtype() != gradients[i].dtype())
       fail<ShapeError>("backward", "output {} with gradient {}", describe(outputs[i].tensor), describe(gradients[i]));
-    add_gradient(outputs[i].slot, gradients[i]);
+    add_gradient(outputs[i].slot, contiguous(rank_, gradients[i]));
   }
   while (!nodes_.empty()) {
     std::unique_ptr<Node> node = std::move(nodes_.back());
@@ -109,16 +111,24 @@ Tensor Tape::take_gradient(const Value& leaf) {
 }
 
 int64_t Tape::saved_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& node : nodes_)
-    for (const auto& entry : node->saved_)
-      if (entry.tensor.defined()) bytes += entry.tensor.bytes();
+  std::map<const void*, int64_t> kept;  // several nodes may save one tensor
+  int64_t held = 0;
+  const auto keep = [&](const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    int64_t& bytes = kept[tensor.raw()];
+    bytes = std::max(bytes, tensor.bytes());
+  };
+  const auto keep_node = [&](const Node& node) {
+    for (const Node::Saved& entry : node.saved_) keep(entry.tensor);
+    held += node.held_bytes();
+  };
+  for (const auto& node : nodes_) keep_node(*node);
   for (const Deferred& deferred : deferred_) {
-    for (const auto& entry : deferred.node->saved_)
-      if (entry.tensor.defined()) bytes += entry.tensor.bytes();
-    bytes += deferred.grad.bytes();
+    keep_node(*deferred.node);
+    keep(deferred.grad);
   }
-  return bytes;
+  for (const auto& [address, bytes] : kept) held += bytes;
+  return held;
 }
 
 void accumulate(Rank& rank, const Tensor& from, const Tensor& into) {
@@ -138,14 +148,18 @@ class RecomputeNode final : public Node {
     inner_->set_parameter_hook(tape.parameter_hook());
     const Value input = needs(0) ? inner_->leaf(saved(input_)) : inner_->constant(saved(input_));
     const Value output = body_(*inner_, input);
-    inner_->backward(std::span(&output, 1), std::span(&grad, 1), BackwardMode::input_only);
-    if (needs(0)) tape.add_gradient(this->input(0), inner_->take_gradient(input));
+    inner_->backward(std::span(&output, 1), std::span(&grad, 1), tape.mode());
+    if (needs(0)) {
+      Tensor gradient = inner_->take_gradient(input);
+      if (gradient.defined()) tape.add_gradient(this->input(0), std::move(gradient));
+    }
   }
   bool has_weight_gradient() const override { return true; }
-  void weight_gradient(Tape&, const Tensor&) override {
-    inner_->backward_weights();
+  void weight_gradient(Tape& tape, const Tensor&) override {
+    if (tape.mode() == BackwardMode::input_only) inner_->backward_weights();
     inner_.reset();
   }
+  int64_t held_bytes() const override { return inner_ ? inner_->saved_bytes() : 0; }
 
  private:
   std::function<Value(Tape&, const Value&)> body_;

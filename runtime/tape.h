@@ -55,6 +55,8 @@ class Node {
   virtual bool has_weight_gradient() const { return false; }
   /// Adds to the parameters' gradients.
   virtual void weight_gradient(Tape&, const Tensor&) {}
+  /// Bytes kept for backward besides what was given to `save`.
+  virtual int64_t held_bytes() const { return 0; }
 
  protected:
   /// Keeps a tensor until its purpose is done; returns its index for `saved`.
@@ -94,27 +96,32 @@ class Tape {
   Value record(std::unique_ptr<Node> node, std::span<const Value> inputs, Tensor output);
 
   /// Runs backward once, in reverse order of recording, iteratively. `gradients[i]` has the shape and dtype of `outputs[i]`.
-  /// Throws StateError when called twice (there are no second derivatives), ShapeError when gradients do not fit.
+  /// An output may be given several times: its gradients are added. Throws StateError when called twice (there are no second derivatives), ShapeError
+  /// when gradients do not fit.
   void backward(std::span<const Value> outputs, std::span<const Tensor> gradients, BackwardMode mode = BackwardMode::full);
   /// The deferred weight gradients of an `input_only` backward, in the order in which a full backward would have computed them.
   void backward_weights();
   /// Gradient of a leaf after backward: undefined where nothing reached it. Moves it out.
   Tensor take_gradient(const Value& leaf);
 
-  /// For nodes: adds `gradient` into a slot (kept by reference when it is the first; -1 is ignored).
+  /// For nodes: adds `gradient` (contiguous) into a slot (kept by reference when it is the first; -1 is ignored).
   void add_gradient(int slot, Tensor gradient);
   /// For nodes: tells that use `use` of a parameter has got this tape's contribution; calls the hook.
   void parameter_done(Parameter& parameter, int use) { if (parameter_hook_) parameter_hook_(parameter, use); }
   void set_parameter_hook(std::function<void(Parameter&, int use)> hook) { parameter_hook_ = std::move(hook); }
   const std::function<void(Parameter&, int)>& parameter_hook() const { return parameter_hook_; }
 
-  /// Bytes now kept by nodes for backward.
+  /// How `backward` was called; for nodes that hold a tape of their own.
+  BackwardMode mode() const { return mode_; }
+
+  /// Bytes now kept by nodes for backward; memory that several nodes keep counts once.
   int64_t saved_bytes() const;
   size_t nodes() const { return nodes_.size(); }
 
  private:
   Rank& rank_;
   bool recording_, consumed_ = false;
+  BackwardMode mode_ = BackwardMode::full;
   struct Deferred { std::unique_ptr<Node> node; Tensor grad; };
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Tensor> slots_;
@@ -124,7 +131,8 @@ class Tape {
 };
 
 /// A region that keeps only its input in forward and computes itself again in backward: once, with the input gradient, keeping only
-/// what the weight gradient needs. `body` must be a pure function of (tape, input); the bits are those of the plain region.
+/// what the weight gradient needs where that one is deferred. `body` must be a pure function of (tape, input); the bits are those of the plain region
+/// as long as the input is used once inside it, or nowhere outside it (else its gradients are added in another order).
 Value recompute(Tape& tape, const Value& input, std::function<Value(Tape&, const Value&)> body);
 
 /// `into += from`, equal shape and dtype.

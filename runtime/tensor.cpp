@@ -19,7 +19,8 @@ void Shape::push_back(int64_t size) {
 
 int64_t Shape::elements() const {
   int64_t count = 1;
-  for (int64_t size : *this) count *= size;
+  for (int64_t size : *this)
+    if (__builtin_mul_overflow(count, size, &count)) fail<ShapeError>("shape", "{} has more elements than 63 bits count", to_string(*this));
   return count;
 }
 
@@ -101,6 +102,7 @@ QUIRE_INSTANTIATE(int64_t)
 #undef QUIRE_INSTANTIATE
 
 bool Tensor::is_contiguous() const {
+  if (elements() == 0) return true;
   int64_t stride = 1;
   for (int i = shape_.dims() - 1; i >= 0; --i) {
     if (shape_[i] != 1 && strides_[i] != stride) return false;
@@ -111,7 +113,7 @@ bool Tensor::is_contiguous() const {
 
 Tensor Tensor::reshape(const Shape& shape) const {
   if (shape.elements() != elements()) fail<ShapeError>("reshape", "{} to {}: {} and {} elements", to_string(shape_), to_string(shape), elements(), shape.elements());
-  if (!is_contiguous()) fail<ShapeError>("reshape", "{} is not contiguous; use contiguous() first", describe(*this));
+  require_contiguous("reshape", *this);
   Tensor view = *this;
   view.shape_ = shape;
   view.strides_ = contiguous_strides(shape);
@@ -137,6 +139,16 @@ namespace {
 
 constexpr int64_t copy_chunk = int64_t{1} << 18;  ///< bytes
 
+/// Where the row-th run of the last dimension begins, counted over all other dimensions.
+char* row_address(const Tensor& tensor, int64_t row) {
+  int64_t offset = 0;
+  for (int d = tensor.shape().dims() - 2; d >= 0; --d) {
+    offset += row % tensor.size(d) * tensor.stride(d);
+    row /= tensor.size(d);
+  }
+  return static_cast<char*>(tensor.raw()) + offset * size_of(tensor.dtype());
+}
+
 }  // namespace
 
 void copy(Rank& rank, const Tensor& from, const Tensor& to) {
@@ -150,15 +162,17 @@ void copy(Rank& rank, const Tensor& from, const Tensor& to) {
     });
     return;
   }
-  if (from.shape().dims() > 1 ) {
-    for (int64_t i = 0; i < from.size(0); ++i) {
-      const auto row = [i](const Tensor& t) {
-        Tensor part = t.slice(0, i, i + 1);
-        return part.drop_first();
-      };
-      copy(rank, row(from), row(to));
-    }
-  }
+  // Rows (runs of the last dimension) are contiguous whatever the strides.
+  const int64_t row_bytes = from.size(-1) * size_of(from.dtype()), rows = from.bytes() / row_bytes;
+  const int64_t rows_per_chunk = std::max<int64_t>(1, copy_chunk / row_bytes);
+  rank.pool().parallel_for(chunks_of(rows, rows_per_chunk), [&](int64_t chunk, int) {
+    for (int64_t row = chunk * rows_per_chunk; row < std::min(rows, (chunk + 1) * rows_per_chunk); ++row)
+      std::memcpy(row_address(to, row), row_address(from, row), static_cast<size_t>(row_bytes));
+  });
+}
+
+void require_contiguous(std::string_view op, const Tensor& tensor) {
+  if (!tensor.is_contiguous()) fail<ShapeError>(op, "{} is not contiguous; use contiguous() first", describe(tensor));
 }
 
 Tensor contiguous(Rank& rank, const Tensor& tensor) {
@@ -177,7 +191,7 @@ Tensor Tensor::drop_first() const {
 }
 
 void fill_zero(Rank& rank, const Tensor& tensor) {
-  if (!tensor.is_contiguous()) fail<ShapeError>("fill_zero", "{} is not contiguous", describe(tensor));
+  require_contiguous("fill_zero", tensor);
   if (!rank.computes()) return;
   const int64_t bytes = tensor.bytes();
   rank.pool().parallel_for(chunks_of(bytes, copy_chunk), [&](int64_t chunk, int) {

@@ -102,7 +102,10 @@ class Tensor {
 /// `(4,128,768) f32`
 std::string describe(const Tensor& tensor);
 
-/// Same values in fresh contiguous memory; copies between tensors of equal shape and dtype; fills. All run on the rank's pool.
+/// Throws ShapeError unless the tensor is contiguous: for operations whose kernels take no strides.
+void require_contiguous(std::string_view op, const Tensor& tensor);
+
+/// Same values in contiguous memory (the same tensor where it is contiguous already); copies between tensors of equal shape and dtype; fills. All run on the rank's pool.
 Tensor contiguous(Rank& rank, const Tensor& tensor);
 void copy(Rank& rank, const Tensor& from, const Tensor& to);
 void fill_zero(Rank& rank, const Tensor& tensor);

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <limits>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -65,14 +66,16 @@ void ThreadPool::take_chunks(uint32_t generation, int thread) {
     if (chunk >= chunks_.load(std::memory_order_acquire)) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     try {
-      if (!failed_.load(std::memory_order_relaxed)) (*task)(chunk, thread);
+      if (!failed_.load(std::memory_order_relaxed)) {
+        (*task)(chunk, thread);
+        if (thread == 0) poll();
+      }
     } catch (...) {
       std::lock_guard lock(error_mutex_);
       if (!error_) error_ = std::current_exception();
       failed_ = true;
     }
     done_.fetch_add(1, std::memory_order_release);
-    if (thread == 0 && poll_) poll_();
     ticket = ticket_.load(std::memory_order_acquire);
   }
 }
@@ -121,12 +124,18 @@ void ThreadPool::parallel_for(int64_t chunks, const std::function<void(int64_t, 
     wake_.notify_all();
   }
   take_chunks(generation, 0);
+  std::exception_ptr poll_error;
   for (int i = 0; done_.load(std::memory_order_acquire) < static_cast<uint32_t>(chunks); ++i) {
-    if (poll_) poll_();
+    try {
+      if (!poll_error) poll();
+    } catch (...) {
+      poll_error = std::current_exception();  // the workers still run this section's task: leave only when they are done
+    }
     if (i < spins) relax();
     else std::this_thread::yield();
   }
-  if (error_) std::rethrow_exception(error_);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (poll_error) std::rethrow_exception(poll_error);
 }
 
 }  // namespace quire
