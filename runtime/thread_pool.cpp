@@ -125,7 +125,7 @@ void ThreadPool::parallel_for(int64_t chunks, const std::function<void(int64_t, 
   }
   take_chunks(generation, 0);
   std::exception_ptr poll_error;
-  for (int i = 0; done_.load(std::memory_order_acquire) < static_cast<uint32_t>(chunks); ++i) {
+  for (int i = 0; i == 0 || done_.load(std::memory_order_acquire) < static_cast<uint32_t>(chunks); ++i) {  // polls at least once
     try {
       if (!poll_error) poll();
     } catch (...) {
