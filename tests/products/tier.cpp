@@ -1,8 +1,6 @@
 // The covering sets of the default tier really cover every pair.
 #include "tier.h"
 
-#include <fmt/format.h>
-
 #include <random>
 #include <set>
 
@@ -15,8 +13,8 @@ namespace {
 TestParameters random_parameters(std::mt19937_64& random) {
   TestParameters parameters(2 + random() % 12);
   for (size_t p = 0; p < parameters.size(); ++p) {
-    parameters[p].name = fmt::format("p{}", p);
-    for (size_t v = 0; v < 1 + random() % 5; ++v) parameters[p].values.push_back(fmt::format("v{}", v));
+    parameters[p].name = std::string(1, static_cast<char>('a' + p));
+    for (size_t v = 0; v < 1 + random() % 5; ++v) parameters[p].values.push_back(std::string(1, static_cast<char>('0' + v)));
   }
   return parameters;
 }

@@ -152,7 +152,9 @@ struct Report {
 /// Combinations with one reference.
 class Group {
  public:
-  Group(const Combination& any, Report& report) : any_(any), report_(report), corpus_(product_corpus(any.is("mask", "yes"))) { reference_ = plain_run("f64", "portable", "4"); }
+  Group(const Combination& any, Report& report) : any_(any), report_(report), corpus_(product_corpus(any.is("mask", "yes"))) {
+    reference_ = plain_run("f64", "portable", "4");
+  }
 
   void check(const Combination& combination) {
     const bool plain = combination.is("threads", "1") && combination.is("recomputation", "none");
@@ -169,8 +171,9 @@ class Group {
   }
 
  private:
-  Trained plain_run(const char* precision, const std::string& instruction_set, const char* rows) {
-    const Config config = config_of(any_, {{"precision", precision}, {"backend", "dense"}, {"recomputation", "none"}, {"threads", "1"}, {"rows", rows}, {"instruction_set", instruction_set}});
+  Trained plain_run(const std::string& precision, const std::string& instruction_set, const char* rows) {
+    const Config config = config_of(any_, {{"precision", precision}, {"backend", "dense"}, {"recomputation", "none"}, {"threads", "1"}, {"rows", rows},
+                                           {"instruction_set", instruction_set}});
     ProductRun run(config, corpus_);
     return train(run);
   }
@@ -186,7 +189,7 @@ class Group {
     if (found == allowed_.end()) {
       Errors plain;
       for (const std::string& instruction_set : instruction_sets())
-        for (const char* rows : {"4", "1"}) plain.widen(errors_of(plain_run(precision == "f32" ? "f32" : "bf16", instruction_set, rows), reference_));
+        for (const char* rows : {"4", "1"}) plain.widen(errors_of(plain_run(precision, instruction_set, rows), reference_));
       const double factor = precision == "f32" ? 4 : 2;
       const double four_ulp = std::ldexp(4.0, precision == "f32" ? -24 : -8);
       found = allowed_.emplace(precision, Errors{std::max(factor * plain.gradients, four_ulp), std::max(factor * plain.weights, four_ulp),
@@ -225,10 +228,13 @@ class Group {
   void check_controls(const Combination& combination, const Config& config, ProductRun& run, const ProbeRow& row) {
     SingleLayout layout = layout_of(config, run);
     const ProbeMode dropped{attention_backend_from(combination["backend"]), "dropped"};
-    if (leak_probe(layout, row, dropped, places(row), config.model.vocab_size).leaked_rows == 0) report_.fail(combination, "control: the leak probe sees no leak with the boundaries dropped");
-    if (gradient_probe(layout, row, dropped, documents(row)).leaked_rows == 0) report_.fail(combination, "control: the gradient probe sees no leak with the boundaries dropped");
+    if (leak_probe(layout, row, dropped, places(row), config.model.vocab_size).leaked_rows == 0)
+      report_.fail(combination, "control: the leak probe sees no leak with the boundaries dropped");
+    if (gradient_probe(layout, row, dropped, documents(row)).leaked_rows == 0)
+      report_.fail(combination, "control: the gradient probe sees no leak with the boundaries dropped");
     ProductRun broken(config, corpus_);
-    if (errors_of(train(broken, true), reference_).within(allowed(combination["precision"]))) report_.fail(combination, "control: training without boundaries passes for the reference");
+    if (errors_of(train(broken, true), reference_).within(allowed(combination["precision"])))
+      report_.fail(combination, "control: training without boundaries passes for the reference");
     ++report_.controls;
   }
 
