@@ -154,14 +154,17 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
 }
 
 void Trainer::rehearse() {
-  const int64_t tokens = config_.train.microbatch_size * config_.train.seq_len;
-  const std::vector<int64_t> rows(static_cast<size_t>(config_.train.microbatch_size), config_.train.seq_len);
-  HostBatch batch;
-  batch.tokens.assign(static_cast<size_t>(tokens), 0);
-  batch.targets.assign(static_cast<size_t>(tokens), 0);
-  batch.documents = Documents::from_lengths(rows);
-  begin_step();
-  forward_backward(batch, tokens);
+  // Twice, the second time with rows not quite full: blocks of other sizes lie elsewhere, and the allocator's segments are then all in use.
+  for (const int64_t length : {config_.train.seq_len, std::max<int64_t>(config_.train.seq_len - 1 - config_.train.seq_len / 32, 1)}) {
+    const std::vector<int64_t> rows(static_cast<size_t>(config_.train.microbatch_size), length);
+    const int64_t tokens = config_.train.microbatch_size * length;
+    HostBatch batch;
+    batch.tokens.assign(static_cast<size_t>(tokens), 0);
+    batch.targets.assign(static_cast<size_t>(tokens), 0);
+    batch.documents = Documents::from_lengths(rows);
+    begin_step();
+    forward_backward(batch, tokens);
+  }
   begin_step();
   rank_.work().computed_pairs = 0;
   rank_.work().flops = 0;

@@ -59,7 +59,7 @@ class Trainer {
   /// Every document of `corpus` once, through the same packed path. `steps` > 0 ends after that many global batches.
   Evaluation evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps = 0);
 
-  /// One forward and backward pass on made-up tokens of the largest microbatch, leaving no trace in weights or gradients: afterwards the
+  /// Forward and backward passes on made-up tokens of the largest microbatch, leaving no trace in weights or gradients: afterwards the
   /// allocator's peaks are those of training.
   void rehearse();
 

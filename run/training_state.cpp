@@ -57,7 +57,12 @@ std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string
   const CheckpointSearch own = latest_checkpoint(fs, run_folder);
   result.damaged = own.damaged;
   if (!own.found()) {
-    if (load_path.empty()) return result.damaged.empty() ? std::nullopt : std::optional(result);
+    if (!result.damaged.empty()) {  // training anew would throw away the record of a run that may still be saved
+      std::string reasons;
+      for (const std::string& damage : result.damaged) reasons += (reasons.empty() ? "" : "; ") + damage;
+      fail<DataError>("checkpoint", "{} holds checkpoints, but none that can be used: {}; repair one, remove them to train anew, or give another run.dir", run_folder, reasons);
+    }
+    if (load_path.empty()) return std::nullopt;
     open_model_source(fs, load_path)->load(rank, trainer.model());
     return result;
   }

@@ -62,6 +62,10 @@ void* Allocator::allocate(int64_t bytes, Category category) {
   {
     std::lock_guard lock(mutex_);
     auto fit = free_.lower_bound({bytes, nullptr});
+    // Of whole free segments the one taken first from the system: the last one may have pages that were never touched.
+    if (fit != free_.end() && fit->first >= smallest_segment)
+      for (auto it = std::next(fit); it != free_.end() && it->first == fit->first; ++it)
+        if (blocks_.at(it->second).segment < blocks_.at(fit->second).segment) fit = it;
     if (fit == free_.end()) {
       int64_t segment = round_up(std::max(bytes, smallest_segment), segment_unit);
       if (limit_ > 0 && reserved_ + segment > limit_) segment = round_up(bytes, page);  // near the limit: no more than needed

@@ -35,7 +35,14 @@ int main(int argc, char** argv) {
   app.add_option("overrides", overrides, "section.key=value");
   app.add_flag("--held-out", held_out, "the held-out part instead of the training part");
   app.add_option("--between", between, "text printed after each document; nothing by default");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "[documents] %s; --help lists the options\n", error.what());
+    return 1;
+  }
   try {
     print_documents(load_config(config, overrides), held_out, between);
     return 0;

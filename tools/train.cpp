@@ -34,7 +34,14 @@ int main(int argc, char** argv) {
   std::vector<std::string> overrides;
   app.add_option("config", config, "TOML file; every key is listed in docs/config.md")->required();
   app.add_option("overrides", overrides, "section.key=value, instead of what the file says");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "[train] %s; --help lists the options\n", error.what());
+    return 1;
+  }
   try {
     train(config, overrides);
     return 0;
