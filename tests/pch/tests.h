@@ -1,5 +1,5 @@
 // What nearly every test includes, compiled once for each test program.
-#pragma once
+// (A precompiled header is a main file: no #pragma once.)
 #include <fmt/format.h>
 
 #include <boost/test/unit_test.hpp>
