@@ -49,6 +49,7 @@ const TestParameters& parameters() {
   return all;
 }
 const std::vector<std::string> reference_parameters{"packing", "tied", "qk_norm", "kv_heads", "window", "z_loss", "mask"};
+const std::vector<std::string> bit_parameters{"precision", "backend", "rows", "instruction_set"};  // beside those: what may change bits
 
 std::vector<double> widened(const Tensor& tensor) {
   if (tensor.dtype() == DType::f64) return tensor.to_vector<double>();
@@ -199,7 +200,7 @@ class Group {
   }
 
   void check_bits(const Combination& combination, const Trained& trained, bool plain) {
-    const std::string key = combination.text({"precision", "backend", "rows", "instruction_set"});
+    const std::string key = combination.text(bit_parameters);
     auto found = bits_.find(key);
     if (found == bits_.end()) {
       if (plain) found = bits_.emplace(key, trained.bits).first;
@@ -233,8 +234,10 @@ class Group {
     if (gradient_probe(layout, row, dropped, documents(row)).leaked_rows == 0)
       report_.fail(combination, "control: the gradient probe sees no leak with the boundaries dropped");
     ProductRun broken(config, corpus_);
-    if (errors_of(train(broken, true), reference_).within(allowed(combination["precision"])))
+    const Trained without = train(broken, true);
+    if (errors_of(without, reference_).within(allowed(combination["precision"])))
       report_.fail(combination, "control: training without boundaries passes for the reference");
+    if (without.bits == bits_.at(combination.text(bit_parameters))) report_.fail(combination, "control: training without boundaries has the same bits");
     ++report_.controls;
   }
 
