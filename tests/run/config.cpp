@@ -376,7 +376,7 @@ BOOST_AUTO_TEST_CASE(committed_configs_are_valid) {
   BOOST_TEST(tiny.scheduler.name == "constant");
   BOOST_TEST(tiny.data.dataset_path == folder + "/tiny.txt");
   const Config fortunes = load_config(folder + "/fortunes.toml");
-  BOOST_TEST(fortunes.model.dim == 192);
+  BOOST_TEST(fortunes.data.strategy == "bfd");
 }
 
 BOOST_AUTO_TEST_CASE(mutated_files_are_read_or_refused_in_one_line) {
