@@ -22,7 +22,7 @@ bool due(int64_t interval, int64_t step, bool last) { return last || (interval >
 Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& progress)
     : config_(config), fs_(fs), folder_(config.run.dir, fs), log_(std::make_unique<Log>(fs, folder_.file("log.txt"))), resident_at_start_(resident_bytes()),
       rank_(rank_options(config)), data_(open_data(config, fs)) {
-  folder_.store_config(config_);
+  if (const std::optional<Config> before = stored_config(folder_.path(), fs_)) check_resumable(*before, config_);
   trainer_ = std::make_unique<Trainer>(rank_, config_);
   loader_ = std::make_unique<Loader>(data_.train, loader_settings(config_));
   resume();
@@ -32,6 +32,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   print_start();
   upcoming_state_ = loader_->state();
   read_ahead();
+  folder_.store_config(config_);  // now that it can start: a refused start binds nobody to its settings
 }
 
 Session::~Session() = default;
