@@ -58,7 +58,7 @@ void add_model(std::vector<ConfigKey>& keys) {
   keys.push_back(number("model", "n_heads", SLOT(model.n_heads), 1, 1 << 22, "Query heads."));
   keys.push_back(number("model", "n_kv_heads", SLOT(model.n_kv_heads), 0, 1 << 22, "Key and value heads, a divisor of `n_heads`. 0: `n_heads`."));
   keys.push_back(number("model", "head_dim", SLOT(model.head_dim), 0, 1 << 22, "Size of a head, even. 0: `dim / n_heads`."));
-  keys.push_back(number("model", "vocab_size", SLOT(model.vocab_size), 1, most_count, "Token ids; 257 for the byte tokenizer (256 bytes, EOS)."));
+  keys.push_back(number("model", "vocab_size", SLOT(model.vocab_size), 1, most_count, "Token ids; for the byte tokenizer 257 (256 bytes, EOS), or 258 with BOS (prepare --bos)."));
   keys.push_back(number("model", "ffn_hidden_dim", SLOT(model.ffn_hidden_dim), 0, 1 << 22,
                         "Width inside the feed-forward layer. 0: 8/3 of `dim`, rounded up to a multiple of 16."));
   keys.push_back(number("model", "max_seq_len", SLOT(model.max_seq_len), 1, most_count,
@@ -151,7 +151,7 @@ void add_rest(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(number("checkpoint", "interval", SLOT(checkpoint.interval), 0, most_count,
                                 "Steps between checkpoints. 0: only at the end and when stopped.")));
   keys.push_back(differs(number("checkpoint", "keep_last_n", SLOT(checkpoint.keep_last_n), 0, most_count, "Checkpoints kept. 0: all.")));
-  keys.push_back(differs(path("checkpoint", "load_path", SLOT(checkpoint.load_path), "Checkpoint to start from where the run folder has none.")));
+  keys.push_back(differs(path("checkpoint", "load_path", SLOT(checkpoint.load_path), "Where the first weights come from (a run folder, a checkpoint or a Hugging Face folder) where the run folder has no checkpoint; steps, optimizer and data start anew.")));
   keys.push_back(differs(number("metrics", "log_interval", SLOT(metrics.log_interval), 1, most_count, "Steps between logged lines.")));
   keys.push_back(differs(number("eval", "interval", SLOT(eval.interval), 0, most_count, "Steps between evaluations. 0: only at the end.")));
   keys.push_back(differs(number("eval", "steps", SLOT(eval.steps), 0, most_count, "Batches of an evaluation. 0: all held-out documents.")));

@@ -288,6 +288,9 @@ SelfcheckReport selfcheck(const Config& config, const SelfcheckOptions& options,
                                      weights ? weights->info().origin : fmt::format("initial (seed {})", config.train.seed)));
   const auto describe_row = [](const ProbeRow& row) { return fmt::format("{}: {} tokens, {} documents", row.name, row.input.tokens.size(), row.input.documents.runs().size()); };
   report.notes.push_back(fmt::format("data:  {}; {}; {}", config.data.dataset_path, describe_row(packed), describe_row(equal)));
+  for (const double logit : single.logits(packed.input, {}))
+    if (!std::isfinite(logit))
+      fail<NonFiniteError>("selfcheck", "the model's logits are not finite, so nothing can be said about its documents; look at the training that led there");
   if (influence_reach(config.model) == 0) report.notes.push_back("note:  every layer's window is 1, so tokens never meet and there is no control");
   if (!options.broken.empty()) report.notes.push_back(fmt::format("note:  '{}' is broken on purpose: the checks must fail", options.broken));
   report.checks = check_layout(single, single, config.model, {equal, packed}, options.broken);

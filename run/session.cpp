@@ -26,10 +26,12 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   trainer_ = std::make_unique<Trainer>(rank_, config_);
   loader_ = std::make_unique<Loader>(data_.train, loader_settings(config_));
   resume();
-  trainer_->rehearse();
-  peak_flops_ = measure_peak_flops(rank_, config_.dtype());
   progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
-  print_start();
+  print_run();
+  trainer_->rehearse(data_.train->info().longest);
+  check_kernels();
+  peak_flops_ = measure_peak_flops(rank_, config_.dtype());
+  print_kernels_and_memory();
   upcoming_state_ = loader_->state();
   read_ahead();
   folder_.store_config(config_);  // now that it can start: a refused start binds nobody to its settings
@@ -71,9 +73,36 @@ void Session::resume() {
   state_ = loader_->state();
 }
 
-void Session::print_start() {
-  const auto mebibytes = [](int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); };
+namespace {
+
+std::string mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
+
+}  // namespace
+
+void Session::print_run() {
   progress_->line(machine_line(rank_));
+  const CorpusTotals totals = data_.train->totals();
+  progress_->line(fmt::format("data: {} ({} documents, {} tokens, digest {}){}", config_.data.dataset_path, totals.documents, totals.tokens, to_hex(data_.train->digest()),
+                              data_.held_out ? fmt::format("; held out: {} documents", data_.held_out->document_count()) : ""));
+  progress_->line(fmt::format("model: {} parameters, {}, {} layers; step: {} rows of {} tokens in {} microbatches; run folder: {}", trainer_->model().parameters().elements(),
+                              config_.train.mixed_precision, config_.model.n_layers, config_.train.global_batch_size, config_.train.seq_len, config_.microbatches(),
+                              folder_.path()));
+  for (const std::string& note : notes_) progress_->line(note);
+  if (trainer_->steps_done() > 0) progress_->line(fmt::format("resuming after step {}", trainer_->steps_done()));
+}
+
+void Session::check_kernels() {
+  const auto chosen = rank_.chosen_kernels();
+  std::vector<std::string> known;
+  for (const auto& [op, kernel] : chosen) known.push_back(op);
+  for (const auto& [op, kernel] : rank_.options().kernels) {
+    if (chosen.contains(op) || op == "adamw" || op == "optimizer_scalars") continue;
+    const std::string near = nearest(op, known);
+    fail<ConfigError>("run.kernels", "this run has no operation '{}'; allowed: {}, adamw, optimizer_scalars{}", op, fmt::join(known, ", "), near.empty() ? "" : "; nearest: " + near);
+  }
+}
+
+void Session::print_kernels_and_memory() {
   std::string kernels;
   std::map<std::string, std::string> choices;
   for (const auto& [op, kernel] : rank_.chosen_kernels()) {
@@ -87,12 +116,6 @@ void Session::print_start() {
     progress_->line(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));
   folder_.store_choices(choices);
   progress_->line("kernels: " + kernels);
-  const CorpusTotals totals = data_.train->totals();
-  progress_->line(fmt::format("data: {} ({} documents, {} tokens, digest {}){}", config_.data.dataset_path, totals.documents, totals.tokens, to_hex(data_.train->digest()),
-                              data_.held_out ? fmt::format("; held out: {} documents", data_.held_out->document_count()) : ""));
-  progress_->line(fmt::format("model: {} parameters, {}, {} layers; step: {} rows of {} tokens in {} microbatches; run folder: {}", trainer_->model().parameters().elements(),
-                              config_.train.mixed_precision, config_.model.n_layers, config_.train.global_batch_size, config_.train.seq_len, config_.microbatches(),
-                              folder_.path()));
   // After the rehearsal the process holds what training takes: the allocator gives nothing back. What no category accounts for lies between
   // the allocator's blocks, or is the loader's and the threads' own.
   std::string table = "memory:";
@@ -106,8 +129,6 @@ void Session::print_start() {
   }
   progress_->line(fmt::format("{} program {}, gaps and buffers {}; in all {}", table, mebibytes(resident_at_start_), mebibytes(std::max<int64_t>(total - named, 0)),
                               mebibytes(std::max(total, named))));
-  for (const std::string& note : notes_) progress_->line(note);
-  if (trainer_->steps_done() > 0) progress_->line(fmt::format("resuming after step {}", trainer_->steps_done()));
 }
 
 Evaluation Session::evaluate() {
@@ -132,6 +153,8 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
   metrics.padding = result.padding;
   metrics.step_ms = seconds * 1e3;
   metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
+  const double reached = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds;
+  if (reached > peak_flops_) peak_flops_ = std::max(peak_flops_, measure_peak_flops(rank_, config_.dtype()));  // the first probe was disturbed
   metrics.peak_share_useful = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds / peak_flops_;
   metrics.peak_share_causal = step_flops(config_.model, result.tokens, result.causal_pairs) / seconds / peak_flops_;
   metrics.resident_bytes = resident_bytes();
@@ -168,7 +191,9 @@ void Session::finish(int signal) {
   if (signal != 0)
     progress_->line(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : "SIGTERM", trainer_->steps_done()));
   else
-    progress_->line(fmt::format("done: {} steps; checkpoint in {}", trainer_->steps_done(), folder_.checkpoints()));
+    progress_->line(fmt::format("done: {} steps{}; checkpoint in {}", trainer_->steps_done(),
+                                trainer_->skipped_in_a_row() > 0 ? fmt::format(", the last {} skipped as not finite", trainer_->skipped_in_a_row()) : "",
+                                folder_.checkpoints()));
 }
 
 }  // namespace quire

@@ -29,7 +29,9 @@ class Session {
  private:
   void resume();
   void read_ahead();
-  void print_start();
+  void print_run();
+  void check_kernels();
+  void print_kernels_and_memory();
   Evaluation evaluate();
   void save();
 

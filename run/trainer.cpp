@@ -153,15 +153,17 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
   return result;
 }
 
-void Trainer::rehearse() {
+void Trainer::rehearse(int64_t longest) {
   // Twice, the second time with rows not quite full: blocks of other sizes lie elsewhere, and the allocator's segments are then all in use.
   for (const int64_t length : {config_.train.seq_len, std::max<int64_t>(config_.train.seq_len - 1 - config_.train.seq_len / 32, 1)}) {
-    const std::vector<int64_t> rows(static_cast<size_t>(config_.train.microbatch_size), length);
+    std::vector<int64_t> lengths;
+    for (int64_t row = 0; row < config_.train.microbatch_size; ++row)
+      for (int64_t left = length; left > 0; left -= lengths.back()) lengths.push_back(std::min(left, std::max<int64_t>(longest, 1)));
     const int64_t tokens = config_.train.microbatch_size * length;
     HostBatch batch;
     batch.tokens.assign(static_cast<size_t>(tokens), 0);
     batch.targets.assign(static_cast<size_t>(tokens), 0);
-    batch.documents = Documents::from_lengths(rows);
+    batch.documents = Documents::from_lengths(lengths);
     begin_step();
     forward_backward(batch, tokens);
   }

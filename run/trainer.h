@@ -59,9 +59,9 @@ class Trainer {
   /// Every document of `corpus` once, through the same packed path. `steps` > 0 ends after that many global batches.
   Evaluation evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps = 0);
 
-  /// Forward and backward passes on made-up tokens of the largest microbatch, leaving no trace in weights or gradients: afterwards the
-  /// allocator's peaks are those of training.
-  void rehearse();
+  /// Forward and backward passes on made-up tokens of the largest microbatch, in documents of at most `longest` tokens, leaving no trace in weights or
+  /// gradients: afterwards the allocator's peaks are those of training.
+  void rehearse(int64_t longest);
 
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_skipped_in_a_row(int64_t count) { skipped_in_a_row_ = count; }

@@ -68,6 +68,9 @@ std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string
   }
   CheckpointReader reader(fs, own.folder, CheckpointCheck::sizes);
   const json state = parse_state(reader);
+  // The checkpoint itself knows what it was trained with, whatever became of the folder's config.toml.
+  if (const json config = state.value("config", json()); config.is_string())
+    check_resumable(parse_config(config.get<std::string>(), own.folder + "/state.json"), trainer.config());
   for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) { reader.read(kind, p.name, tensor); });
   trainer.set_steps_done(reader.step());
   try {

@@ -11,6 +11,7 @@ namespace {
 using namespace quire;
 
 void convert(const std::string& from, const std::string& out, const std::string& dtype) {
+  if (!disk().list(out).empty()) fail<FileError>("convert", "'{}' is there already and not empty; give a folder of its own", out);
   const std::unique_ptr<ModelSource> source = open_model_source(disk(), from);
   const ModelInfo& info = source->info();
   const DType type = dtype.empty() ? info.dtype : dtype_from(dtype);

@@ -5,6 +5,7 @@
 #include "data/tokenizer.h"
 #include "run/data_source.h"
 #include "runtime/error.h"
+#include "tools/output.h"
 
 namespace {
 
@@ -45,6 +46,7 @@ int main(int argc, char** argv) {
   }
   try {
     print_documents(load_config(config, overrides), held_out, between);
+    finish_output("documents");
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -11,6 +11,7 @@
 #include "model/generation.h"
 #include "run/machine.h"
 #include "run/model_source.h"
+#include "tools/output.h"
 
 namespace {
 
@@ -161,6 +162,7 @@ int main(int argc, char** argv) {
   settings.has_prompt = prompt->count() > 0;
   try {
     run(settings);
+    finish_output("generate");
     return 0;
   } catch (const std::exception& error) {
     std::fflush(stdout);

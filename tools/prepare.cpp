@@ -5,12 +5,16 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <cstdio>
 #include <map>
+#include <optional>
 
 #include "data/prepare.h"
 #include "runtime/digest.h"
+#include "run/run_folder.h"
 #include "runtime/error.h"
+#include "tools/output.h"
 
 namespace {
 
@@ -43,6 +47,23 @@ class ProgressBar {
   bool drawn_ = false;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point shown_{};
+};
+
+/// Two prepares into one folder would mix their files: the second one is refused, naming the first one's process.
+class OutputLock {
+ public:
+  explicit OutputLock(const std::string& folder) : path_(std::filesystem::path(folder + "/").parent_path().string() + ".lock") {
+    if (const auto parent = std::filesystem::path(path_).parent_path(); !parent.empty()) quire::disk().make_directories(parent.string());
+    lock_.emplace(path_);
+  }
+  ~OutputLock() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+
+ private:
+  std::string path_;
+  std::optional<quire::FolderLock> lock_;
 };
 
 void print_skipped(const quire::PrepareSummary& summary, bool all) {
@@ -98,6 +119,7 @@ int main(int argc, char** argv) {
   try {
     quire::PrepareSummary summary;
     {
+      const OutputLock lock(settings.output);
       ProgressBar bar;
       settings.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
       summary = quire::prepare(settings);
@@ -113,6 +135,7 @@ int main(int argc, char** argv) {
     print_skipped(summary, list_skipped);
     fmt::print("digest      {}\n", quire::to_hex(summary.digest));
     fmt::print("written to  {}\n", settings.output);
+    finish_output("prepare");
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

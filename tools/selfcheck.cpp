@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "run/selfcheck.h"
+#include "tools/output.h"
 
 int main(int argc, char** argv) {
   std::string config_path;
@@ -30,6 +31,7 @@ int main(int argc, char** argv) {
   try {
     const quire::SelfcheckReport report = quire::selfcheck(quire::load_config(config_path, overrides), options);
     fmt::print("{}{}", json ? report.to_json() : report.table(), json ? "\n" : "");
+    finish_output("selfcheck");
     return report.passed() ? 0 : 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

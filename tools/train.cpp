@@ -1,5 +1,6 @@
 // Trains a model: train CONFIG [section.key=value]...
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 
 #include "run/session.h"
