@@ -316,4 +316,44 @@ BOOST_AUTO_TEST_CASE(a_full_disk_while_saving) {
   run_well(workshop.training("", more));
 }
 
+BOOST_AUTO_TEST_CASE(what_is_there_is_not_overwritten_and_lost_output_is_no_success) {
+  Workshop workshop;
+  run_well(workshop.training("run", {"train.max_steps=2"}));
+  // A folder with something in it is not converted into, be it a model, a run or the user's own.
+  store(workshop.path("mine.txt"), "mine");
+  const auto before = files_of(workshop.path(""));
+  for (const std::string& out : {workshop.path("run"), workshop.path("corpus"), workshop.path("")}) {
+    const ProgramResult refused = run_program({tool("convert"), workshop.path("run"), out});
+    BOOST_TEST(refused.status == 1);
+    BOOST_TEST(refused.err.starts_with("[convert] "), refused.err);
+  }
+  BOOST_TEST((files_of(workshop.path("")) == before));
+  run_well({tool("convert"), workshop.path("run"), workshop.path("converted")});
+  // A resume is held to what the checkpoint was trained with, even where config.toml is gone.
+  std::filesystem::remove(workshop.path("run/config.toml"));
+  const ProgramResult other = run_program(workshop.training("run", {"train.max_steps=4", "optimizer.lr=0.5"}));
+  BOOST_TEST(other.status == 1);
+  BOOST_TEST(other.err.find("optimizer.lr") != std::string::npos, other.err);
+  // An operation that does not exist is no kernel to choose.
+  const ProgramResult kernel = run_program(workshop.training("fresh", {R"(run.kernels=["matmull=packed"])"}));
+  BOOST_TEST(kernel.status == 1);
+  BOOST_TEST(kernel.err.find("nearest: matmul") != std::string::npos, kernel.err);
+  // Standard output on a full disk.
+  if (std::filesystem::exists("/dev/full"))
+    for (const std::string& command : {tool("generate") + " " + workshop.path("run") + " --tokens 3", tool("documents") + " " + workshop.path("small.toml")})
+      BOOST_TEST(run_program({"/bin/sh", "-c", command + " > /dev/full"}).status == 1, command);
+}
+
+BOOST_AUTO_TEST_CASE(two_prepares_into_one_folder) {
+  Workshop workshop;
+  write_text(workshop.path("long.txt"), 60000);
+  const std::vector<std::string> args{tool("prepare"), workshop.path("long.txt"), "--separator", "%", "--out", workshop.path("both")};
+  Program first(args), second(args);
+  const ProgramResult a = first.wait(), b = second.wait();
+  BOOST_TEST(a.status + b.status == 1, a.err << b.err);  // one writes, the other is refused, whichever came first
+  BOOST_TEST((a.err + b.err).starts_with("["), a.err << b.err);
+  run_well({tool("documents"), workshop.path("small.toml"), "data.dataset_path=" + workshop.path("both"), "data.eval_fraction=0", "eval.interval=0"});
+  BOOST_TEST(!std::filesystem::exists(workshop.path("both.lock")));
+}
+
 BOOST_AUTO_TEST_SUITE_END()
