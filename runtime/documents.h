@@ -31,7 +31,8 @@ class Documents {
   /// A whole microbatch from `starts[i]`, the index of the first token of token i's document. Throws DataError where
   /// starts[i] > i, starts decrease, or starts[starts[i]] != starts[i].
   static Documents from_starts(std::span<const int32_t> starts);
-  /// A shard: global indices ascending within each range, `starts[i] <= indices[i]`. Throws DataError.
+  /// A shard: global indices in any order, each once, with their documents' starts. Throws DataError where starts[i] > indices[i] or neighbours
+  /// contradict each other (an index twice; consecutive ones of different documents of which the later does not begin one).
   static Documents shard(std::vector<int32_t> indices, std::vector<int32_t> starts);
 
   int64_t tokens() const { return static_cast<int64_t>(starts_.size()); }

@@ -31,7 +31,8 @@ template <class E = Error, class... Args>
   throw E(fmt::format("[{}] {}", where, fmt::vformat(format, fmt::make_format_args(args...))));
 }
 
-/// The entry of `known` with the least edit distance to `word`, or "" where none is near (more than a third of its letters off).
+/// The entry of `known` with the least edit distance to `word` (neighbours exchanged count once), or "" where none is near (more than a third of
+/// its letters off).
 std::string nearest(std::string_view word, const std::vector<std::string>& known);
 
 }  // namespace quire

@@ -34,7 +34,8 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  /// 64-byte aligned; bytes 0 gives a valid, distinct block. Throws OutOfMemoryError naming the biggest users.
+  /// 64-byte aligned; bytes 0 gives a valid, distinct block. Throws OutOfMemoryError naming the biggest users,
+  /// ShapeError for negative sizes.
   void* allocate(int64_t bytes, Category category);
   void release(void* block) noexcept;
 

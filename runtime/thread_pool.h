@@ -15,7 +15,8 @@ namespace quire {
 /// `parallel_for` on the same pool (StateError).
 class ThreadPool {
  public:
-  /// `threads` >= 1 in total, the caller included. `pin` binds thread i to the i-th processor this process may use.
+  /// `threads` >= 1 in total, the caller included. `pin` binds worker i (from 1) to the i-th processor this
+  /// process may use; the caller stays where it is.
   explicit ThreadPool(int threads, bool pin = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -28,6 +29,7 @@ class ThreadPool {
   void parallel_for(int64_t chunks, const std::function<void(int64_t chunk, int thread)>& task);
 
   /// `poll` is called by the calling thread between its chunks and while it waits for the others (communication makes progress there).
+  /// What it throws leaves `parallel_for` as an exception of a task does.
   void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }
   void poll() { if (poll_) poll_(); }
 
