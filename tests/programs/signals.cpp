@@ -1,4 +1,7 @@
 // Stop signals to a running train: the step is finished and saved, the same command goes on, and the end is that of a run that never stopped.
+#include <chrono>
+#include <thread>
+
 #include "programs/fixture.h"
 
 using namespace quire;
@@ -40,19 +43,22 @@ BOOST_AUTO_TEST_CASE(a_stopped_run_says_how_to_resume_and_ends_with_the_same_bit
 
 BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_at_once_and_the_next_start_resumes) {
   Workshop workshop;
-  // Steps long enough that the second signal comes within the first one's step.
   const std::vector<std::string> slow{"train.seq_len=2048", "train.global_batch_size=64", "train.microbatch_size=1", "data.epochs=0", "data.strategy=concat",
-                                      "train.max_steps=4", "checkpoint.interval=1", "eval.interval=0"};
+                                      "train.max_steps=6", "checkpoint.interval=1", "eval.interval=0"};
   Program program(workshop.training("slow", slow));
-  BOOST_REQUIRE(program.wait_for("step 1/4"));
+  // Both signals must come within one step: its length is taken from the step before, and the first signal is sent in its middle.
+  BOOST_REQUIRE(program.wait_for("step 1/6"));
+  const auto begin = std::chrono::steady_clock::now();
+  BOOST_REQUIRE(program.wait_for("step 2/6"));
+  std::this_thread::sleep_for((std::chrono::steady_clock::now() - begin) / 2);
   program.send(SIGINT);
-  ::usleep(20000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
   program.send(SIGINT);
   const ProgramResult result = program.wait();
   BOOST_TEST(result.status == 130);
   BOOST_TEST(result.out.find("stopped by") == std::string::npos);
   const ProgramResult next = run_well(workshop.training("slow", slow));
-  BOOST_TEST(next.out.find("done: 4 steps") != std::string::npos, next.out);
+  BOOST_TEST(next.out.find("done: 6 steps") != std::string::npos, next.out);
   run_well(workshop.training("slow-whole", slow));
   check_same_training(workshop.config("slow-whole", slow), workshop.config("slow", slow), "interrupted twice");
 }
