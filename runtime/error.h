@@ -24,6 +24,10 @@ class UnsupportedError : public Error { using Error::Error; };  ///< right, but 
 class StateError : public Error { using Error::Error; };        ///< a call at the wrong moment
 class OutOfMemoryError : public Error { using Error::Error; };  ///< names the biggest users
 class NonFiniteError : public Error { using Error::Error; };    ///< loss or gradients stayed NaN or infinite
+class ScheduleError : public Error { using Error::Error; };     ///< a schedule that is incomplete, out of order or can not end
+class BoundaryError : public Error { using Error::Error; };     ///< document boundaries that arrived are not those of the plan
+class CommunicationError : public Error { using Error::Error; };///< another rank failed, or was waited for too long
+class AbortedError : public CommunicationError { using CommunicationError::CommunicationError; };  ///< another rank has said already what went wrong
 
 /// Throws `E` with the text `[where] formatted message`.
 template <class E = Error, class... Args>
