@@ -29,6 +29,8 @@ struct PipelineSchedule {
   std::vector<int64_t> rank_of_stage;         ///< [stages]
   std::vector<std::vector<Action>> actions;   ///< [ranks]
 };
+/// One line per rank, `0F0,0F1,0B0,0B1`: PyTorch's compute-only CSV.
+std::string describe(const PipelineSchedule& schedule);
 
 /// gpipe (Huang et al., 2019), 1f1b (PipeDream-Flush: Narayanan et al., 2021), interleaved_1f1b with `chunks` stages per rank (Megatron-LM: Narayanan
 /// et al., 2021; stage s on rank s mod ranks). Any number of microbatches, 0 and fewer than stages included. Each stage does the backward passes of its
@@ -61,6 +63,8 @@ struct Instruction {
   int64_t peer = -1;  ///< rank on the other side; -1 for compute
   bool operator==(const Instruction&) const = default;
 };
+/// `compute 2F0`, `receive for 2F0 from rank 1`, `await 2F0 from rank 1`, `send for 2F0 to rank 1`
+std::string to_string(const Instruction& instruction);
 
 /// A schedule with its communication, one list per rank. Stages that follow each other on one rank hand over without a message.
 struct PipelineProgram {
