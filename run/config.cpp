@@ -145,7 +145,8 @@ class Reader {
       set(*key, toml::value<std::string>(value), place, "");
       return;
     }
-    const bool bare_list = key->type_name().starts_with("list") && !value.starts_with('[');
+    const bool takes_list = key->type_name().starts_with("list") || (key->type_name().ends_with("list") && value.find(',') != std::string::npos);
+    const bool bare_list = takes_list && !value.starts_with('[');
     toml::table table;
     try {
       table = parse_toml(bare_list ? "value = [" + value + "]" : "value = " + value, "command line");
@@ -288,7 +289,7 @@ std::string config_documentation() {
     if (key.section != section)
       out += fmt::format("\n## [{}]\n\n| key | type | default | allowed | |\n|---|---|---|---|---|\n", section = key.section);
     std::string note = key.doc;
-    if (!key.later_choices.empty()) note += fmt::format(" (`{}` is refused: {}.)", joined(key.later_choices, "`, `"), key.later);
+    if (!key.later_choices.empty()) note += fmt::format(" (`{}` {} refused: {}.)", joined(key.later_choices, "`, `"), key.later_choices.size() == 1 ? "is" : "are", key.later);
     else if (!key.later.empty()) note += fmt::format(" Only the default works: {}.", key.later);
     out += fmt::format("| {}{} | {} | `{}` | {} | {} |\n", key.name, key.may_differ ? " *" : "", key.type_name(), value_text(key.slot(defaults)),
                        cell(key.allowed()), cell(note));

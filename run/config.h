@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "parallel/mesh.h"
 #include "runtime/dtype.h"
 #include "runtime/file.h"
 
@@ -16,7 +17,7 @@ namespace quire {
 struct Config {
   struct Run {
     std::string dir;                     ///< run folder; "" = runs/NAME of the config file, below the current directory
-    int64_t threads = 0;                 ///< 0 = every processor this process may use
+    int64_t threads = 0;                 ///< of each rank; 0 = the processors this process may use, shared by the ranks on the machine
     bool pin_threads = false;
     std::string device = "auto";         ///< auto, cpu
     int64_t memory_limit = 0;            ///< bytes, 0 = no limit
@@ -74,10 +75,11 @@ struct Config {
   };
   struct Distributed {
     int64_t dp_replicate = 1, dp_shard = 1, tp = 1, pp = 1, cp = 1;
-    std::string pp_schedule = "1f1b";
-    int64_t pp_chunks = 1;
+    std::string pp_schedule = "1f1b";    ///< gpipe, 1f1b, interleaved_1f1b
+    int64_t pp_chunks = 1;               ///< stages of each pipeline rank
+    std::vector<int64_t> pp_layers;      ///< decoder layers of each stage [pp * pp_chunks]; empty = balanced by cost
     std::string cp_layout = "balanced", cp_exchange = "auto";
-    double watchdog_seconds = 600;
+    double watchdog_seconds = 600;       ///< longest wait for one message
     bool operator==(const Distributed&) const = default;
   };
   struct Checkpoint {
@@ -109,6 +111,8 @@ struct Config {
 
   /// Microbatches of one step. Requires a resolved config.
   int64_t microbatches() const { return train.global_batch_size / train.microbatch_size; }
+  /// Stages of the pipeline.
+  int64_t stages() const { return distributed.pp * distributed.pp_chunks; }
   /// The type of weights and activations.
   DType dtype() const { return dtype_from(train.mixed_precision); }
   bool operator==(const Config&) const = default;
@@ -126,6 +130,9 @@ Config parse_config(std::string_view text, const std::string& name, const std::s
 /// Checks ranges, choices and contradictions, and fills what depends on other keys: batch sizes, the model's defaults, paths made absolute.
 /// Resolving twice changes nothing. Throws ConfigError.
 Config resolved(Config config);
+
+/// The arrangement of ranks that a resolved config asks for; dp counts replicas.
+MeshShape mesh_shape(const Config& config);
 
 /// Every key with its value, in the schema's order: what a run folder keeps. Reading it back gives an equal config.
 std::string to_toml(const Config& config);

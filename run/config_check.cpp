@@ -89,6 +89,38 @@ void check_schedule(const Config& config, const ConfigPlaces& places, const std:
                       "scheduler.name", s.decay_steps);
 }
 
+/// Layers on stages. Needs the resolved model.
+void check_pipeline(const Config& config, const ConfigPlaces& places, const std::string& name) {
+  const Config::Distributed& d = config.distributed;
+  const int64_t layers = config.model.n_layers, stages = config.stages();
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  if (d.pp_chunks > 1 && d.pp_schedule != "interleaved_1f1b")
+    fail<ConfigError>(place("distributed.pp_chunks"), "distributed.pp_chunks is {} but distributed.pp_schedule is {}; allowed: 1, or "
+                      "distributed.pp_schedule = \"interleaved_1f1b\"", d.pp_chunks, toml_text(d.pp_schedule));
+  if (stages > layers) {
+    const std::string product = d.pp_chunks > 1 ? fmt::format("distributed.pp = {} x distributed.pp_chunks = {} makes {} stages", d.pp, d.pp_chunks, stages)
+                                                : fmt::format("distributed.pp is {}", d.pp);
+    fail<ConfigError>(place(d.pp > 1 ? "distributed.pp" : "distributed.pp_chunks"), "more stages than layers: {} but model.n_layers is {}; allowed: {} stages "
+                      "or fewer", product, layers, layers);
+  }
+  if (d.pp_layers.empty()) return;
+  const size_t shown = std::min<size_t>(d.pp_layers.size(), 32);
+  const std::string given = fmt::format("distributed.pp_layers is [{}{}]", fmt::join(d.pp_layers.begin(), d.pp_layers.begin() + static_cast<ptrdiff_t>(shown), ", "),
+                                        shown < d.pp_layers.size() ? ", ..." : "");
+  const std::string where = place("distributed.pp_layers");
+  if (static_cast<int64_t>(d.pp_layers.size()) != stages)
+    fail<ConfigError>(where, "{}, {} stages, but distributed.pp = {} x distributed.pp_chunks = {} makes {}; allowed: one number per stage, or none at all",
+                      given, d.pp_layers.size(), d.pp, d.pp_chunks, stages);
+  int64_t sum = 0;
+  for (const int64_t count : d.pp_layers) sum += count;
+  if (sum != layers)
+    fail<ConfigError>(where, "{}, {} layers in all, but model.n_layers is {}; allowed: numbers that make {}, or none at all", given, sum, layers, layers);
+  for (size_t stage = 1; stage + 1 < d.pp_layers.size(); ++stage)
+    if (d.pp_layers[stage] == 0)
+      fail<ConfigError>(where, "{}: stage {} holds no layer; allowed: 0 only for the first stage (it holds the embedding) and the last one (norm and head)",
+                        given, stage);
+}
+
 void check_data(const Config& config, const ConfigPlaces& places, const std::string& name) {
   const Config::Data& data = config.data;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
@@ -141,7 +173,7 @@ void check_key(const ConfigKey& key, Config& config, const ConfigPlaces& places,
 }
 
 void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name) {
-  if (config.distributed.dp_shard == -1) config.distributed.dp_shard = 1;  // all ranks that are left: there is one
+  if (config.distributed.dp_shard == -1) config.distributed.dp_shard = 1;  // all ranks that are left: none, as replicas are counted
   for (const ConfigKey& key : config_schema()) check_key(key, config, places, name);
   for (const std::string& kernel : config.run.kernels)
     if (const size_t at = kernel.find('='); at == std::string::npos || at == 0 || at + 1 == kernel.size())
@@ -149,6 +181,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   resolve_batch(config, places, name);
   resolve_model(config, places, name);
   check_schedule(config, places, name);
+  check_pipeline(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {
     const ConfigSlot slot = key.slot(config);
@@ -156,6 +189,11 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
     std::string& path = *std::get<std::string*>(slot);
     if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
   }
+}
+
+MeshShape mesh_shape(const Config& config) {
+  const Config::Distributed& d = config.distributed;
+  return {.pp = d.pp, .dp = d.dp_replicate * d.dp_shard, .cp = d.cp, .tp = d.tp};
 }
 
 Config resolved(Config config) {

@@ -12,7 +12,6 @@ namespace quire {
 namespace {
 
 constexpr double unlimited = std::numeric_limits<double>::infinity(), most_count = 2147483647, most_rows = 16777216;
-const char* const one_process = "this build runs one process for now";
 
 using Slot = ConfigSlot (*)(Config&);
 
@@ -33,8 +32,8 @@ ConfigKey below(ConfigKey key) { key.below_most = true; return key; }
 ConfigKey differs(ConfigKey key) { key.may_differ = true; return key; }
 ConfigKey alias(ConfigKey key) { key.stored = false; return key; }
 ConfigKey later(ConfigKey key, const char* why) { key.later = why; return key; }
-ConfigKey later_choice(ConfigKey key, const char* which, const char* why) {
-  key.later_choices = {which};
+ConfigKey later_choices(ConfigKey key, std::vector<std::string> which, const char* why) {
+  key.later_choices = std::move(which);
   key.later = why;
   return key;
 }
@@ -43,10 +42,10 @@ ConfigKey later_choice(ConfigKey key, const char* which, const char* why) {
 
 void add_run(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("run", "dir", SLOT(run.dir), "Run folder. \"\": `runs/NAME` of the config file, below the current directory.")));
-  keys.push_back(differs(number("run", "threads", SLOT(run.threads), 0, 4096, "Threads in all. 0: every processor this process may use.")));
+  keys.push_back(differs(number("run", "threads", SLOT(run.threads), 0, 4096, "Threads of each rank. 0: the processors this process may use, shared by the ranks on the machine.")));
   keys.push_back(differs(text("run", "pin_threads", SLOT(run.pin_threads), "Bind each thread to a processor.")));
-  keys.push_back(differs(later_choice(choice("run", "device", SLOT(run.device), {"auto", "cpu", "cuda"}, "Where to compute."), "cuda",
-                                      "this build has no CUDA backend")));
+  keys.push_back(differs(later_choices(choice("run", "device", SLOT(run.device), {"auto", "cpu", "cuda"}, "Where to compute."), {"cuda"},
+                                       "this build has no CUDA backend")));
   keys.push_back(differs(number("run", "memory_limit", SLOT(run.memory_limit), 0, unlimited, "Bytes the run may take from the system. 0: no limit.")));
   keys.push_back(text("run", "instruction_set", SLOT(run.instruction_set), "Instruction set of the kernels. \"\": the best of the machine."));
   keys.push_back(text("run", "kernels", SLOT(run.kernels), "Kernels to use instead of the best, each as `\"op=kernel\"`."));
@@ -70,9 +69,9 @@ void add_model(std::vector<ConfigKey>& keys) {
   keys.push_back(text("model", "tie_embeddings", SLOT(model.tie_embeddings), "The output layer uses the embedding's weights."));
   keys.push_back(number("model", "sliding_window", SLOT(model.sliding_window), 0, most_count,
                         "Tokens a query sees, itself included: one integer for all layers or one per layer. 0: the whole document."));
-  keys.push_back(later_choice(choice("model", "attention_backend", SLOT(model.attention_backend), {"block", "dense", "cudnn"},
-                                     "`block`: tiled, skips what no document needs; `dense`: the reference with a whole mask."),
-                              "cudnn", "this build has no CUDA backend"));
+  keys.push_back(later_choices(choice("model", "attention_backend", SLOT(model.attention_backend), {"block", "dense", "cudnn"},
+                                      "`block`: tiled, skips what no document needs; `dense`: the reference with a whole mask."),
+                               {"cudnn"}, "this build has no CUDA backend"));
 }
 
 void add_train(std::vector<ConfigKey>& keys) {
@@ -134,17 +133,25 @@ void add_data(std::vector<ConfigKey>& keys) {
 }
 
 void add_distributed(std::vector<ConfigKey>& keys) {
-  const auto add = [&](ConfigKey key) { keys.push_back(differs(later(std::move(key), one_process))); };
+  const auto add = [&](ConfigKey key) { keys.push_back(differs(std::move(key))); };
+  const char* const no_context = "context parallelism is not there yet";
   add(number("distributed", "dp_replicate", SLOT(distributed.dp_replicate), 1, most_count, "Replicas of the model."));
-  add(number("distributed", "dp_shard", SLOT(distributed.dp_shard), -1, most_count, "Ranks a replica is sharded over. -1: all that are left."));
-  add(number("distributed", "tp", SLOT(distributed.tp), 1, most_count, "Tensor parallel ranks."));
-  add(number("distributed", "pp", SLOT(distributed.pp), 1, most_count, "Pipeline stages' ranks."));
-  add(number("distributed", "cp", SLOT(distributed.cp), 1, most_count, "Context parallel ranks."));
-  add(choice("distributed", "pp_schedule", SLOT(distributed.pp_schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"}, "Pipeline schedule."));
-  add(number("distributed", "pp_chunks", SLOT(distributed.pp_chunks), 1, most_count, "Stages per pipeline rank."));
-  add(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"contiguous", "zigzag", "balanced"}, "Who holds which tokens."));
-  add(choice("distributed", "cp_exchange", SLOT(distributed.cp_exchange), {"auto", "ring", "gather", "heads"}, "How keys and values travel."));
-  add(above(number("distributed", "watchdog_seconds", SLOT(distributed.watchdog_seconds), 0, unlimited, "Longest wait for another rank.")));
+  add(later(number("distributed", "dp_shard", SLOT(distributed.dp_shard), -1, most_count, "Ranks a replica is sharded over. -1: all that are left."),
+            "sharded state is not there yet"));
+  add(later(number("distributed", "tp", SLOT(distributed.tp), 1, most_count, "Tensor parallel ranks."), "tensor parallelism is not there yet"));
+  add(number("distributed", "pp", SLOT(distributed.pp), 1, most_count, "Pipeline ranks."));
+  add(later(number("distributed", "cp", SLOT(distributed.cp), 1, most_count, "Context parallel ranks."), no_context));
+  add(later_choices(choice("distributed", "pp_schedule", SLOT(distributed.pp_schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"},
+                           "Order of the pipeline's forward and backward passes."),
+                    {"zb_h1", "zb_v"}, "zero-bubble schedules are not there yet"));
+  add(number("distributed", "pp_chunks", SLOT(distributed.pp_chunks), 1, most_count,
+             "Stages of each pipeline rank; more than 1 only with interleaved_1f1b. `pp * pp_chunks` is at most `model.n_layers`."));
+  add(number("distributed", "pp_layers", SLOT(distributed.pp_layers), 0, 1 << 14,
+             "Decoder layers of each of the `pp * pp_chunks` stages; the first also holds the embedding, the last one norm and head. Empty: balanced by cost."));
+  add(later(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"contiguous", "zigzag", "balanced"}, "Who holds which tokens."), no_context));
+  add(later(choice("distributed", "cp_exchange", SLOT(distributed.cp_exchange), {"auto", "ring", "gather", "heads"}, "How keys and values travel."), no_context));
+  add(above(number("distributed", "watchdog_seconds", SLOT(distributed.watchdog_seconds), 0, unlimited,
+                   "Longest wait for one message of another rank; then the run ends and says what was waited for.")));
 }
 
 void add_rest(std::vector<ConfigKey>& keys) {

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "parallel/mesh.h"
 #include "run/session.h"
 #include "run/signals.h"
 
@@ -11,7 +12,9 @@ namespace {
 using namespace quire;
 
 void train(const std::string& config_path, const std::vector<std::string>& overrides) {
-  Session session(load_config(config_path, overrides));
+  const Config config = load_config(config_path, overrides);
+  check_world_size(mesh_shape(config), 1);
+  Session session(config);
   Trainer& trainer = session.trainer();
   StopSignals signals;
 

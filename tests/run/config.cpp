@@ -38,7 +38,7 @@ instruction_set = "avx2"
 kernels = ["matmul=portable", "attention=dense"]
 [model]
 dim = 64
-n_layers = 3
+n_layers = 5
 n_heads = 8
 n_kv_heads = 2
 head_dim = 16
@@ -50,7 +50,7 @@ rope_theta = 5e5
 init_std = 0.03
 qk_norm = true
 tie_embeddings = false
-sliding_window = [0, 8, 8]
+sliding_window = [0, 8, 8, 8, 8]
 attention_backend = "dense"
 [train]
 seq_len = 64
@@ -89,6 +89,13 @@ tokenizer = "byte"
 separator = "%"
 tokens_dtype = "u16"
 eos_id = 256
+[distributed]
+dp_replicate = 3
+pp = 2
+pp_schedule = "interleaved_1f1b"
+pp_chunks = 2
+pp_layers = [0, 2, 2, 1]
+watchdog_seconds = 5
 [checkpoint]
 interval = 10
 keep_last_n = 4
@@ -165,7 +172,7 @@ BOOST_AUTO_TEST_CASE(every_key_is_read) {
     BOOST_TEST(value_text(key.slot(found)) != value_text(key.slot(standard)), key.full_name() << " kept its default");
   }
   BOOST_TEST(config.train.z_loss_weight == 1e-4);
-  BOOST_TEST(config.model.sliding_window == (std::vector<int64_t>{0, 8, 8}));
+  BOOST_TEST(config.model.sliding_window == (std::vector<int64_t>{0, 8, 8, 8, 8}));
   BOOST_TEST(config.run.kernels.at(1) == "attention=dense");
   BOOST_TEST(config.checkpoint.load_path == "/old");
   BOOST_TEST(config.microbatches() == 4);
@@ -251,9 +258,12 @@ BOOST_AUTO_TEST_CASE(out_of_range_and_unknown_choices_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
-  for (const std::string key : {"cp", "tp", "pp", "dp_replicate", "dp_shard"})
-    refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", "this build runs one process for now", "allowed: 1"});
-  refused("", {"[command line]", "distributed.pp_schedule", "allowed: \"1f1b\""}, {"distributed.pp_schedule=gpipe"});
+  for (const auto& [key, what] : std::map<std::string, std::string>{{"cp", "context parallelism"}, {"tp", "tensor parallelism"}, {"dp_shard", "sharded state"}})
+    refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", what + " is not there yet", "allowed: 1"});
+  for (const std::string schedule : {"zb_h1", "zb_v"})
+    refused("", {"[command line]", "distributed.pp_schedule is \"" + schedule + "\"", "zero-bubble schedules are not there yet",
+                 "allowed: \"gpipe\", \"1f1b\" or \"interleaved_1f1b\""}, {"distributed.pp_schedule=" + schedule});
+  refused("", {"distributed.cp_layout is \"zigzag\"", "context parallelism is not there yet"}, {"distributed.cp_layout=zigzag"});
   refused("[run]\ndevice = \"cuda\"\n", {"run.device is \"cuda\"", "no CUDA backend", "\"auto\" or \"cpu\""});
   refused("[model]\nattention_backend = \"cudnn\"\n", {"no CUDA backend"});
   BOOST_TEST(parse("[distributed]\ndp_shard = -1\npp = 1\n").distributed.dp_shard == 1);
@@ -263,6 +273,37 @@ BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
       *std::get<int64_t*>(key.slot(config)) = 3;
       check_error<ConfigError>([&] { resolved(config); }, {key.full_name(), key.later});
     }
+}
+
+BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
+  const Config one = parse("[distributed]\ndp_shard = -1\n");
+  BOOST_TEST((mesh_shape(one) == MeshShape{}));
+  BOOST_TEST(one.stages() == 1);
+  const Config config = everything_config();
+  BOOST_TEST((mesh_shape(config) == MeshShape{.pp = 2, .dp = 3}));
+  BOOST_TEST(mesh_shape(config).ranks() == 6);
+  BOOST_TEST(config.stages() == 4);
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved_1f1b"})
+    BOOST_TEST(parse("", {"distributed.pp=4", "distributed.pp_schedule=" + schedule}).distributed.pp_schedule == schedule);
+  BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=3,1"}).distributed.pp_layers == (std::vector<int64_t>{3, 1}));
+  BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=[0,4]"}).distributed.pp_layers == (std::vector<int64_t>{0, 4}));
+  BOOST_TEST(parse("", {"distributed.pp_layers=4"}).distributed.pp_layers == (std::vector<int64_t>{4}));
+}
+
+BOOST_AUTO_TEST_CASE(pipelines_that_fit_no_layers_are_refused_with_the_numbers) {
+  refused("[model]\nn_layers = 3\n[distributed]\npp = 4\n", {"[test.toml:6]", "more stages than layers", "distributed.pp is 4", "model.n_layers is 3", "3 stages or fewer"});
+  refused("", {"[command line]", "more stages than layers", "distributed.pp = 2 x distributed.pp_chunks = 3 makes 6 stages", "model.n_layers is 4"},
+          {"distributed.pp=2", "distributed.pp_chunks=3", "distributed.pp_schedule=interleaved_1f1b"});
+  refused("", {"more stages than layers"}, {"distributed.pp=2147483647", "distributed.pp_chunks=2147483647", "distributed.pp_schedule=interleaved_1f1b"});
+  for (const std::string schedule : {"gpipe", "1f1b"})
+    refused("", {"[command line]", "distributed.pp_chunks is 2", "distributed.pp_schedule is \"" + schedule + "\"", "interleaved_1f1b"},
+            {"distributed.pp_chunks=2", "distributed.pp_schedule=" + schedule});
+  refused("[distributed]\npp = 2\npp_layers = [4]\n", {"[test.toml:5]", "distributed.pp_layers is [4], 1 stages", "makes 2", "one number per stage"});
+  refused("[distributed]\npp_layers = [2, 2]\n", {"distributed.pp_layers is [2, 2], 2 stages", "makes 1"});
+  refused("[distributed]\npp = 2\npp_layers = [2, 3]\n", {"distributed.pp_layers is [2, 3], 5 layers in all", "model.n_layers is 4"});
+  refused("[distributed]\npp = 3\npp_layers = [2, 0, 2]\n", {"distributed.pp_layers is [2, 0, 2]", "stage 1 holds no layer", "the embedding"});
+  refused("[distributed]\npp_layers = [5, -1]\n", {"[test.toml:4]", "distributed.pp_layers is [5, -1]", "from 0"});
+  refused("[distributed]\nwatchdog_seconds = 0\n", {"distributed.watchdog_seconds is 0", "above 0"});
 }
 
 BOOST_AUTO_TEST_CASE(both_forms_of_the_batch_mean_the_same) {
@@ -356,7 +397,8 @@ BOOST_AUTO_TEST_CASE(resuming_allows_what_changes_no_weight_and_names_what_does)
       BOOST_TEST(digest_of(now) != digest_of(stored), key.full_name());
     }
   }
-  for (const std::string name : {"train.max_steps", "metrics.log_interval", "run.threads", "checkpoint.interval", "eval.interval"})
+  for (const std::string name : {"train.max_steps", "metrics.log_interval", "run.threads", "checkpoint.interval", "eval.interval", "distributed.pp", "distributed.dp_replicate",
+                                 "distributed.pp_schedule", "distributed.pp_chunks", "distributed.pp_layers", "distributed.watchdog_seconds"})
     BOOST_TEST(find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->may_differ, name);
   for (const std::string name : {"train.seq_len", "optimizer.lr", "model.dim", "data.strategy", "train.data_seed", "train.mixed_precision"})
     BOOST_TEST(!find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->may_differ, name);
