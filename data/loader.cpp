@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -9,16 +10,19 @@ namespace quire {
 
 namespace {
 
-/// Tokens and targets of one piece, of which `document` is the index entry. Returns the targets that count.
-int64_t load_piece(const Corpus& corpus, const Piece& piece, std::span<int32_t> tokens, std::span<int32_t> targets,
-                   std::vector<uint8_t>& mask) {
+/// Targets of one piece, of which `tokens` are the inputs, or empty where those were not read. Returns the targets that count.
+int64_t load_targets(const Corpus& corpus, const Piece& piece, std::span<const int32_t> tokens, std::span<int32_t> targets,
+                     std::vector<uint8_t>& mask) {
   const DocumentInfo document = corpus.document(piece.document);
-  corpus.read(piece.document, piece.offset, tokens);
-  std::copy(tokens.begin() + 1, tokens.end(), targets.begin());
   const bool last = piece.offset + piece.length == document.length;
-  if (last) targets.back() = ignored_target;
-  else corpus.read(piece.document, piece.offset + piece.length, targets.last(1));
   const size_t count = targets.size() - (last ? 1 : 0);
+  if (last) targets.back() = ignored_target;
+  if (tokens.empty()) {
+    corpus.read(piece.document, piece.offset + 1, targets.first(count));
+  } else {
+    std::copy(tokens.begin() + 1, tokens.end(), targets.begin());
+    if (!last) corpus.read(piece.document, piece.offset + piece.length, targets.last(1));
+  }
   if (!corpus.has_mask() || document.valid == document.length - 1) return static_cast<int64_t>(count);
   mask.resize(count);
   corpus.read_mask(piece.document, piece.offset + 1, mask);
@@ -32,7 +36,19 @@ int64_t load_piece(const Corpus& corpus, const Piece& piece, std::span<int32_t> 
 
 }  // namespace
 
-HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows) {
+std::string_view name_of(Content content) {
+  switch (content) {
+    case Content::all: return "all";
+    case Content::tokens: return "tokens";
+    case Content::targets: return "targets";
+    case Content::documents: return "documents";
+  }
+  return "";
+}
+
+HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows, Content content) {
+  const bool with_tokens = content == Content::all || content == Content::tokens;
+  const bool with_targets = content == Content::all || content == Content::targets;
   HostBatch batch;
   std::vector<int64_t> lengths;
   int64_t total = 0;
@@ -40,11 +56,12 @@ HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows) {
     for (const Piece& piece : row) {
       lengths.push_back(piece.length);
       total += piece.length;
+      batch.valid += piece.valid;
     }
   if (total > std::numeric_limits<int32_t>::max())
     fail<DataError>("loader", "a microbatch of {} tokens; at most 2^31 - 1: lower microbatch_size or seq_len", total);
-  batch.tokens.resize(static_cast<size_t>(total));
-  batch.targets.resize(static_cast<size_t>(total));
+  if (with_tokens) batch.tokens.resize(static_cast<size_t>(total));
+  if (with_targets) batch.targets.resize(static_cast<size_t>(total));
   batch.documents = Documents::from_lengths(lengths);
   batch.rows = static_cast<int64_t>(rows.size());
   batch.plan.assign(rows.begin(), rows.end());
@@ -52,14 +69,17 @@ HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows) {
   std::vector<uint8_t> mask;
   for (const Row& row : rows)
     for (const Piece& piece : row) {
-      const size_t n = static_cast<size_t>(piece.length);
-      const int64_t valid =
-          load_piece(corpus, piece, std::span(batch.tokens).subspan(at, n), std::span(batch.targets).subspan(at, n), mask);
+      const size_t n = static_cast<size_t>(piece.length), first = std::exchange(at, at + n);
+      std::span<int32_t> tokens;
+      if (with_tokens) {
+        tokens = std::span(batch.tokens).subspan(first, n);
+        corpus.read(piece.document, piece.offset, tokens);
+      }
+      if (!with_targets) continue;
+      const int64_t valid = load_targets(corpus, piece, tokens, std::span(batch.targets).subspan(first, n), mask);
       if (valid != piece.valid)  // the denominator of the loss was taken from the plan
         fail<DataError>("loader", "document {} of '{}' has {} counted targets in tokens [{}, {}), the index says {}: it is damaged",
                         piece.document, corpus.info().path, valid, piece.offset, piece.offset + piece.length, piece.valid);
-      batch.valid += valid;
-      at += n;
     }
   return batch;
 }
@@ -86,7 +106,8 @@ Loader::Entry Loader::produce() {
     for (int64_t m = microbatches * share_.index / share_.count; m < microbatches * (share_.index + 1) / share_.count; ++m) {
       step.microbatches.push_back(load_rows(
           *corpus_,
-          std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size)))));
+          std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size))),
+          settings_.content));
       step.microbatches.back().index = m;
     }
   } catch (...) {

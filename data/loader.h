@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -15,10 +16,19 @@
 
 namespace quire {
 
+/// What of each microbatch is read. Documents, plan and counts come from the index and are there with each of them.
+enum class Content : uint8_t {
+  all,        ///< tokens and targets
+  tokens,     ///< a pipeline's first stage
+  targets,    ///< its last
+  documents,  ///< those between: no token is read, and no mask but what the plan needs
+};
+std::string_view name_of(Content content);
+
 /// One microbatch: flat and token-major, its rows one after the other, no padding.
 struct HostBatch {
-  std::vector<int32_t> tokens;   ///< [T]
-  std::vector<int32_t> targets;  ///< [T], ignored_target where nothing is predicted
+  std::vector<int32_t> tokens;   ///< [T]; empty where Content leaves them out
+  std::vector<int32_t> targets;  ///< [T], ignored_target where nothing is predicted; empty where Content leaves them out
   Documents documents;           ///< of the T tokens: each piece is one
   int64_t valid = 0;             ///< targets that count
   int64_t rows = 0;
@@ -37,6 +47,7 @@ struct LoaderSettings {
   int64_t global_batch_size = 1;  ///< rows per step
   int64_t microbatch_size = 1;    ///< rows per microbatch; the last of a step may have fewer
   int64_t prefetch = 2;           ///< steps read ahead; 0 reads in the caller's thread
+  Content content = Content::all;
 };
 
 /// A step's plan (all of it) and this share's microbatches, in ascending order.
@@ -46,9 +57,9 @@ struct LoadedStep {
   bool empty() const { return plan.empty(); }  ///< the last epoch is over
 };
 
-/// Reads the tokens of these rows and makes targets, documents and counts. DataError where the corpus is bad or the microbatch has
-/// 2^31 tokens or more.
-HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows);
+/// Reads what `content` says of these rows and makes targets, documents and counts. DataError where what is read of the corpus is bad
+/// or the microbatch has 2^31 tokens or more. Where targets are read their number is compared with the plan's.
+HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows, Content content = Content::all);
 
 /// The stream of a corpus' steps. One thread may use it.
 class Loader {

@@ -173,6 +173,112 @@ BOOST_AUTO_TEST_CASE(evaluation_sees_every_held_out_document_once_in_order) {
   }
 }
 
+/// Counts what is read of a corpus; `broken`: no token of it can be read.
+class CountingCorpus final : public Corpus {
+ public:
+  CountingCorpus(std::shared_ptr<const Corpus> below, bool broken) : below_(std::move(below)), broken_(broken) {
+    info_ = below_->info();
+  }
+  int64_t document_count() const override { return below_->document_count(); }
+  DocumentInfo document(int64_t d) const override { return below_->document(d); }
+  void read(int64_t d, int64_t offset, std::span<int32_t> tokens) const override {
+    tokens_read += static_cast<int64_t>(tokens.size());
+    if (broken_) fail<DataError>("test", "the tokens are damaged");
+    below_->read(d, offset, tokens);
+  }
+  void read_mask(int64_t d, int64_t offset, std::span<uint8_t> mask) const override {
+    masks_read += static_cast<int64_t>(mask.size());
+    below_->read_mask(d, offset, mask);
+  }
+  mutable std::atomic<int64_t> tokens_read = 0, masks_read = 0;
+
+ private:
+  std::shared_ptr<const Corpus> below_;
+  bool broken_;
+};
+
+BOOST_AUTO_TEST_CASE(a_stage_reads_only_what_it_needs) {
+  std::mt19937_64 random(7);
+  const auto documents = test::random_documents(random, test::random_lengths(random, 1500), 0.3);
+  const auto corpus = test::corpus_of(documents);
+  for (const PackingStrategy strategy : {PackingStrategy::concat, PackingStrategy::bfd, PackingStrategy::single})
+    for (const int64_t prefetch : {0, 2}) {
+      auto s = settings_of(strategy, 17, 5, 2, prefetch);
+      Loader whole(corpus, s);
+      std::vector<LoadedStep> expected;
+      int64_t tokens = 0, targets = 0;
+      for (LoadedStep step = whole.next_step(); !step.empty(); step = whole.next_step()) {
+        for (const HostBatch& batch : step.microbatches) {
+          tokens += batch.documents.tokens();
+          for (const Row& row : batch.plan)
+            for (const Piece& piece : row)
+              targets += piece.length - (piece.offset + piece.length == corpus->length(piece.document));
+        }
+        expected.push_back(std::move(step));
+      }
+      const auto planned = std::make_shared<CountingCorpus>(corpus, true);
+      PackingPlan plan(planned, s.packing);
+      while (!plan.next_step(s.global_batch_size).empty()) {}
+      BOOST_REQUIRE_EQUAL(planned->tokens_read, 0);
+      for (const Content content : {Content::tokens, Content::targets, Content::documents}) {
+        s.content = content;
+        const auto counted = std::make_shared<CountingCorpus>(corpus, content == Content::documents);
+        Loader loader(counted, s);
+        for (const LoadedStep& all : expected) {
+          const LoadedStep step = loader.next_step();
+          BOOST_REQUIRE_EQUAL(step.microbatches.size(), all.microbatches.size());
+          BOOST_REQUIRE(step.plan.rows == all.plan.rows && step.plan.digest == all.plan.digest);
+          for (size_t m = 0; m < all.microbatches.size(); ++m) {
+            HostBatch wanted = all.microbatches[m];
+            if (content != Content::tokens) wanted.tokens.clear();
+            if (content != Content::targets) wanted.targets.clear();
+            BOOST_REQUIRE(same(step.microbatches[m], wanted));
+          }
+        }
+        BOOST_TEST(loader.next_step().empty());
+        BOOST_TEST(counted->tokens_read == (content == Content::tokens ? tokens : content == Content::targets ? targets : 0));
+        // Masks of cut documents are what the plan needs; only targets need more.
+        if (content == Content::targets) BOOST_TEST(counted->masks_read > planned->masks_read);
+        else BOOST_TEST(counted->masks_read == planned->masks_read);
+      }
+    }
+}
+
+BOOST_AUTO_TEST_CASE(damaged_tokens_disturb_only_who_reads_them) {
+  std::mt19937_64 random(8);
+  const auto documents = test::random_documents(random, test::random_lengths(random, 600), 0.3);
+  test::TemporaryFolder folder;
+  ShardWriter writer(folder / "corpus", {"", 100, test::test_eos, std::nullopt, 1000}, test::unsynced_disk());
+  for (const auto& d : documents) writer.add(d.tokens, d.mask);
+  writer.finish();
+  CorpusOptions options;
+  options.verify = CorpusOptions::Verify::never;
+  auto s = settings_of(PackingStrategy::bfd, 17, 5, 2, 0);
+  std::vector<LoadedStep> expected;
+  Loader whole(Corpus::open(folder / "corpus", options), s);
+  for (LoadedStep step = whole.next_step(); !step.empty(); step = whole.next_step()) expected.push_back(std::move(step));
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "corpus"))
+    if (entry.path().filename().string().starts_with("tokens-")) {  // everything behind the header becomes ids that can not be
+      const std::string content = test::read_file(entry.path().string());
+      test::write_file(entry.path().string(), content.substr(0, 64) + std::string(content.size() - 64, '\xff'));
+    }
+  const auto damaged = Corpus::open(folder / "corpus", options);
+  s.content = Content::documents;
+  Loader between(damaged, s);
+  for (const LoadedStep& all : expected) {
+    const LoadedStep step = between.next_step();
+    for (size_t m = 0; m < all.microbatches.size(); ++m) {
+      BOOST_REQUIRE(step.microbatches.at(m).documents == all.microbatches[m].documents);
+      BOOST_REQUIRE_EQUAL(step.microbatches[m].valid, all.microbatches[m].valid);
+    }
+  }
+  for (const Content content : {Content::all, Content::tokens, Content::targets}) {  // the control: who reads them is told
+    s.content = content;
+    Loader loader(damaged, s);
+    test::check_error<DataError>([&] { loader.next_step(); }, {"id 65535", "outside the vocabulary"});
+  }
+}
+
 BOOST_AUTO_TEST_CASE(impossible_settings_are_refused) {
   const auto corpus = test::corpus_of({{{1, 99}, {}}});
   test::check_error<ConfigError>([&] { Loader(corpus, settings_of(PackingStrategy::concat, 4, 0, 1)); }, {"global_batch_size 0"});

@@ -208,13 +208,16 @@ BOOST_AUTO_TEST_CASE(fault_41_a_loader_that_has_read_on_can_go_back) {
 
 BOOST_AUTO_TEST_CASE(fault_42_an_epoch_shows_each_document_once_for_any_number_of_shares) {
   std::mt19937_64 random(42);
-  const auto documents = test::random_documents(random, test::random_lengths(random, 1200, 16), 0.2);
+  const auto documents = test::random_documents(random, test::random_lengths(random, 700, 16), 0.2);
   const auto corpus = test::corpus_of(documents);
+  const int64_t global = 6;
   for (const auto strategy : {PackingStrategy::concat, PackingStrategy::bfd, PackingStrategy::single})
-    for (const int64_t count : {1, 2, 3, 5})
-      for (const int epochs : {1, 2}) {
-        auto s = settings_of({strategy, Overflow::split, false, false}, 31, 6, 2);
+    for (const int64_t count : {1, 2, 3, 4, 5})
+      for (int64_t micro = 1; micro <= global + 1; ++micro) {
+        const int epochs = 1 + static_cast<int>((count + micro) % 2);
+        auto s = settings_of({strategy, Overflow::split, false, false}, 31, global, micro);
         s.packing.epochs = epochs;
+        s.prefetch = 0;
         test::Uses uses;
         size_t steps = 0;
         for (int64_t index = 0; index < count; ++index) {
