@@ -1,6 +1,7 @@
 // How ranks talk: explicit sends and receives in an order that both ends know from a plan. Local threads, MPI and (later) NCCL implement it.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,11 +30,14 @@ std::string_view name_of(MessageKind kind);
 struct MessageLabel {
   MessageKind kind = MessageKind::control;
   int64_t step = -1, stage = -1, microbatch = -1;
+  const char* purpose = "";  ///< a literal that says more than the kind: `barrier`; collectives name themselves where it is empty
 };
-/// `activations for stage 2, microbatch 3, step 17`
+/// `activations for stage 2, microbatch 3, step 17`, `control messages (barrier)`
 std::string to_string(const MessageLabel& label);
+/// The label, with this purpose where it has none.
+MessageLabel with_purpose(MessageLabel label, const char* purpose);
 
-/// Messages and bytes sent by this rank, by kind.
+/// Messages and bytes sent by this rank in one group, by kind.
 struct TrafficCounters {
   struct Entry { int64_t messages = 0, bytes = 0; };
   std::array<Entry, message_kinds> sent;
@@ -64,13 +68,14 @@ class Request {
 enum class Reduction : uint8_t { sum, max };
 
 struct CommunicatorOptions {
-  double watchdog_seconds = 600;                    ///< longest wait for one message
-  std::function<void(const std::string&)> report;  ///< where the watchdog's sentence goes; stderr where empty
+  double watchdog_seconds = 600;                    ///< longest wait for one message; 0: no end
+  std::function<void(const std::string&)> report;  ///< where the watchdog's sentence goes; stderr where empty. Of local ranks one speaks at a time
+  int64_t largest_piece = int64_t{1} << 30;         ///< bytes, 1024 or more; MPI sends longer messages in pieces
 };
 
 /// A group of ranks seen by one of them. Between two ranks messages arrive in the order in which they were sent and are matched with receives in the order
 /// in which those were posted: no tags; sizes are known to both ends and never negotiated (a receive of another size than its send is a
-/// CommunicationError on the receiving rank). Not thread-safe: one thread uses it, but all groups split from one may be used by that thread in any order.
+/// CommunicationError on the receiving rank; local ranks also compare the kinds). Not thread-safe: one thread uses it, but all groups split from one may be used by that thread in any order.
 ///
 /// Collectives are built on sends and receives here, once for every implementation. Sums are added in the order of ranks, so their bits are the same on
 /// every rank, in every run and with every implementation. Every rank of the group calls them in the same order.
@@ -83,12 +88,15 @@ class Communicator {
   virtual std::string_view name() const = 0;  ///< local, mpi, single
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Number in the whole job of a rank of this group; messages for people use it.
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
+  int world_rank() const { return world_rank(rank_); }
 
   /// Starts sending a contiguous tensor to `to`; never blocks. Done when the tensor may be written again, which may be as late as when the other side
   /// has posted its receive (plans must be right under synchronous sends).
-  virtual Request send(const Tensor& from, int to, const MessageLabel& label) = 0;
+  virtual Request send(const Tensor& from, int to, const MessageLabel& label);
   /// Starts receiving into a contiguous tensor; never blocks.
-  virtual Request receive(const Tensor& into, int from, const MessageLabel& label) = 0;
+  virtual Request receive(const Tensor& into, int from, const MessageLabel& label);
   /// Lets operations under way progress; cheap enough for the thread pool's `set_poll`. Throws AbortedError when the group was aborted.
   virtual void poll() = 0;
   /// The ranks that gave the same colour, in the order of this group. Collective.
@@ -114,10 +122,39 @@ class Communicator {
 
   const TrafficCounters& traffic() const { return traffic_; }
 
+  /// Longest wait for one message from now on, of this group and of those split from it later; 0: no end. A wait that lasts longer is reported in one
+  /// sentence, the other waiting ranks of the machine say what they wait for, and all of these waits fail: CommunicationError on the rank whose time
+  /// was over first, AbortedError on the others. Time in which the process itself was stopped does not count.
+  void set_watchdog(double seconds) { watchdog_seconds_ = seconds; }
+
  protected:
-  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+  struct Message {
+    std::byte* data = nullptr;  ///< read by sends, written by receives
+    int64_t bytes = 0;
+    int other = 0;              ///< rank in this group
+    MessageLabel label;
+    std::shared_ptr<const void> keep;  ///< owns `data`; let go by the rank's own thread
+  };
+  Communicator(int rank, std::vector<int> world_ranks, double watchdog_seconds)
+      : rank_(rank), size_(static_cast<int>(world_ranks.size())), world_ranks_(std::move(world_ranks)), watchdog_seconds_(watchdog_seconds) {}
+
+  virtual Request start_send(Message message) = 0;
+  virtual Request start_receive(Message message) = 0;
+
+  /// `mine` of every rank (all have as many bytes), in the order of ranks.
+  std::vector<std::byte> exchange(std::span<const std::byte> mine, const MessageLabel& label);
+  /// Ranks of this group that gave the same colour: what `split` begins with.
+  std::vector<int> ranks_of_colour(int colour);
+
   int rank_, size_;
+  std::vector<int> world_ranks_;  ///< of every rank of the group
+  double watchdog_seconds_;
   TrafficCounters traffic_;
+
+ private:
+  void check_message(std::string_view what, const Tensor& tensor, int other) const;
+  Request send_message(Message message);
+  void all_reduce_small(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label);
 };
 
 /// The group of one rank: collectives return at once, messages have nobody to go to (StateError).

@@ -1,0 +1,183 @@
+// Reductions and gatherings of tensors, on sends and receives. Every element is combined in the order of ranks, whoever does it.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "parallel/communicator.h"
+#include "runtime/error.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t small_bytes = 4096;           // up to here fewer messages count for more than fewer bytes
+constexpr int64_t chunk_elements = int64_t{1} << 16;  // of a loop over threads
+
+template <class F>
+void over_elements(Rank& rank, int64_t elements, F&& range) {
+  if (elements <= chunk_elements) return range(int64_t{0}, elements);
+  rank.pool().parallel_for(chunks_of(elements, chunk_elements), [&](int64_t chunk, int) {
+    range(chunk * chunk_elements, std::min(elements, (chunk + 1) * chunk_elements));
+  });
+}
+
+template <class T>
+T larger(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>)
+    if (std::isnan(a)) return a;
+  return a >= b ? a : b;  // b where it is a NaN
+}
+
+/// into = parts[0], parts[1], ... combined from the left. `into` may be one of the parts.
+template <class T>
+void combine_typed(Rank& rank, const std::vector<const std::byte*>& parts, void* into, int64_t elements, Reduction reduction) {
+  constexpr int64_t block = 1024;  // fits in the nearest cache
+  over_elements(rank, elements, [&](int64_t begin, int64_t end) {
+    T sums[block];
+    for (int64_t at = begin; at < end; at += block) {
+      const int64_t count = std::min(block, end - at);
+      std::memcpy(sums, reinterpret_cast<const T*>(parts[0]) + at, static_cast<size_t>(count) * sizeof(T));
+      for (size_t p = 1; p < parts.size(); ++p) {
+        const T* part = reinterpret_cast<const T*>(parts[p]) + at;
+        if (reduction == Reduction::sum)
+          for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+        else
+          for (int64_t i = 0; i < count; ++i) sums[i] = larger(sums[i], part[i]);
+      }
+      std::memcpy(static_cast<T*>(into) + at, sums, static_cast<size_t>(count) * sizeof(T));
+    }
+  });
+}
+
+void combine(Rank& rank, const std::vector<const std::byte*>& parts, DType dtype, void* into, int64_t elements, Reduction reduction) {
+  switch (dtype) {
+    case DType::f64: return combine_typed<double>(rank, parts, into, elements, reduction);
+    case DType::f32: return combine_typed<float>(rank, parts, into, elements, reduction);
+    default: return combine_typed<int64_t>(rank, parts, into, elements, reduction);
+  }
+}
+
+void require_reducible(std::string_view where, const Tensor& tensor, Reduction reduction) {
+  const DType dtype = tensor.dtype();
+  if (dtype != DType::f64 && dtype != DType::f32 && !(dtype == DType::i64 && reduction == Reduction::max))
+    fail<DTypeError>(where, "{}; allowed: f64, f32{}", describe(tensor), reduction == Reduction::max ? ", i64" : "");
+}
+
+std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.raw()); }
+
+void wait_all(const std::vector<Request>& requests) {
+  for (const Request& request : requests) request.wait();
+}
+
+/// First element of a rank's slice: as even as can be, the slice of rank r ends where the next begins.
+int64_t slice_begin(int64_t elements, int rank, int size) { return elements / size * rank + std::min<int64_t>(rank, elements % size); }
+
+Tensor flat(const Tensor& tensor) { return tensor.reshape({tensor.elements()}); }
+
+void require_multiple(std::string_view where, const Tensor& mine, const Tensor& all, int size) {
+  if (mine.dtype() != all.dtype()) fail<DTypeError>(where, "part {} and whole {} differ in dtype", describe(mine), describe(all));
+  if (mine.elements() * size != all.elements())
+    fail<ShapeError>(where, "the whole {} is not {} times the part {}", describe(all), size, describe(mine));
+}
+
+}  // namespace
+
+void Communicator::all_reduce(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label) {
+  require_contiguous("all_reduce", values);
+  require_reducible("all_reduce", values, reduction);
+  if (size_ == 1 || values.elements() == 0) return;
+  const MessageLabel named = with_purpose(label, "all-reduce");
+  if (values.bytes() <= small_bytes) return all_reduce_small(rank, values, reduction, named);
+
+  // Every rank combines one slice: it gets the others' parts of it, and they get the result.
+  const Tensor whole = flat(values);
+  const auto slice = [&](int owner) {
+    return whole.slice(0, slice_begin(whole.elements(), owner, size_), slice_begin(whole.elements(), owner + 1, size_));
+  };
+  const Tensor own = slice(rank_);
+  {
+    const Tensor parts = Tensor::empty(rank, {size_, own.elements()}, values.dtype(), Category::workspace);
+    std::vector<const std::byte*> places;
+    std::vector<Request> requests;
+    for (int other = 0; other < size_; ++other) {
+      const Tensor part = other == rank_ ? own : parts.slice(0, other, other + 1);
+      places.push_back(bytes_of(part));
+      if (other != rank_) requests.push_back(receive(part, other, named));
+    }
+    for (int other = 0; other < size_; ++other)
+      if (other != rank_) requests.push_back(send(slice(other), other, named));
+    wait_all(requests);
+    combine(rank, places, values.dtype(), own.raw(), own.elements(), reduction);
+  }
+  std::vector<Request> requests;
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_) requests.push_back(receive(slice(other), other, named));
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_) requests.push_back(send(own, other, named));
+  wait_all(requests);
+}
+
+void Communicator::all_reduce_small(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label) {
+  const std::vector<std::byte> all = exchange({bytes_of(values), static_cast<size_t>(values.bytes())}, label);
+  std::vector<const std::byte*> parts;
+  for (int other = 0; other < size_; ++other) parts.push_back(all.data() + other * values.bytes());
+  combine(rank, parts, values.dtype(), values.raw(), values.elements(), reduction);
+}
+
+void Communicator::all_gather(Rank& rank, const Tensor& mine, const Tensor& all, const MessageLabel& label) {
+  require_contiguous("all_gather", mine);
+  require_contiguous("all_gather", all);
+  require_multiple("all_gather", mine, all, size_);
+  if (mine.elements() == 0) return;
+  const MessageLabel named = with_purpose(label, "all-gather");
+  const Tensor whole = all.reshape({size_, mine.elements()});
+  const Tensor own = whole.slice(0, rank_, rank_ + 1);
+  if (own.raw() != mine.raw()) copy(rank, flat(mine), own.reshape({mine.elements()}));
+  std::vector<Request> requests;
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_) requests.push_back(receive(whole.slice(0, other, other + 1), other, named));
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_) requests.push_back(send(own, other, named));
+  wait_all(requests);
+}
+
+void Communicator::reduce_scatter(Rank& rank, const Tensor& all, const Tensor& mine, const MessageLabel& label) {
+  require_contiguous("reduce_scatter", mine);
+  require_contiguous("reduce_scatter", all);
+  require_multiple("reduce_scatter", mine, all, size_);
+  require_reducible("reduce_scatter", mine, Reduction::sum);
+  if (mine.elements() == 0) return;
+  const MessageLabel named = with_purpose(label, "reduce-scatter");
+  const Tensor whole = all.reshape({size_, mine.elements()});
+  const Tensor own = whole.slice(0, rank_, rank_ + 1);
+  const Tensor parts = size_ > 1 ? Tensor::empty(rank, {size_, mine.elements()}, mine.dtype(), Category::workspace) : own;
+  std::vector<const std::byte*> places;
+  std::vector<Request> requests;
+  for (int other = 0; other < size_; ++other) {
+    const Tensor part = other == rank_ ? own : parts.slice(0, other, other + 1);
+    places.push_back(bytes_of(part));
+    if (other != rank_) requests.push_back(receive(part, other, named));
+  }
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_) requests.push_back(send(whole.slice(0, other, other + 1), other, named));
+  wait_all(requests);
+  combine(rank, places, mine.dtype(), mine.raw(), mine.elements(), Reduction::sum);
+}
+
+void Communicator::broadcast(Rank&, const Tensor& values, int root, const MessageLabel& label) {
+  require_contiguous("broadcast", values);
+  if (root < 0 || root >= size_) fail<StateError>("broadcast", "root {} is not one of {} ranks", root, size_);
+  if (size_ == 1 || values.elements() == 0) return;
+  // A binomial tree over ranks counted from the root: a rank hears from the one without its lowest bit, then serves those with a lower bit added.
+  const MessageLabel named = with_purpose(label, "broadcast");
+  const int place = (rank_ - root + size_) % size_;
+  int bit = 1;
+  while (bit < size_ && (place & bit) == 0) bit *= 2;
+  if (place != 0) receive(values, (place - bit + root) % size_, named).wait();
+  std::vector<Request> requests;
+  for (bit /= 2; bit > 0; bit /= 2)
+    if (place + bit < size_) requests.push_back(send(values, (place + bit + root) % size_, named));
+  wait_all(requests);
+}
+
+}  // namespace quire
