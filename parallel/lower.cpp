@@ -39,7 +39,8 @@ std::vector<Instruction> lower_rank(const PipelineSchedule& schedule, const Sche
         instructions.push_back({InstructionKind::post_receive, consumer, peer});
       }
     }
-    if (const int64_t peer = index.sender_to(actions[i]); peer != -1) instructions.push_back({InstructionKind::await, actions[i], peer});
+    if (const int64_t peer = index.sender_to(actions[i]); peer != -1)
+      instructions.push_back({InstructionKind::await, actions[i], peer});
     instructions.push_back({InstructionKind::compute, actions[i], -1});
     if (const std::optional<Action> consumer = index.consumer_of(actions[i]); consumer && index.sender_to(*consumer) != -1)
       instructions.push_back({InstructionKind::send, *consumer, index.rank_of(*consumer)});

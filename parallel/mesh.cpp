@@ -20,7 +20,8 @@ MeshPlace Mesh::place(int64_t rank) const {
 int64_t Mesh::rank_at(const MeshPlace& place) const {
   const auto inside = [](int64_t coordinate, int64_t size) { return coordinate >= 0 && coordinate < size; };
   if (!inside(place.pp, shape_.pp) || !inside(place.dp, shape_.dp) || !inside(place.cp, shape_.cp) || !inside(place.tp, shape_.tp))
-    fail<StateError>("Mesh::rank_at", "place pp {}, dp {}, cp {}, tp {} lies outside the mesh ({})", place.pp, place.dp, place.cp, place.tp, name());
+    fail<StateError>("Mesh::rank_at", "place pp {}, dp {}, cp {}, tp {} lies outside the mesh ({})", place.pp, place.dp, place.cp, place.tp,
+                     name());
   return ((place.pp * shape_.dp + place.dp) * shape_.cp + place.cp) * shape_.tp + place.tp;
 }
 
@@ -55,8 +56,8 @@ void check_world_size(const MeshShape& shape, int64_t ranks) {
   const std::string way_out = ranks > 0 && ranks % replica == 0
                                   ? fmt::format("or set dp_replicate x dp_shard to {} / {} = {}", ranks, replica, ranks / replica)
                                   : fmt::format("or change pp, dp_replicate, dp_shard, cp or tp; one replica takes {}", replica);
-  fail<ConfigError>("distributed", "pp {} x dp {} x cp {} x tp {} = {} rank{}, but the world has {}; start {} (--ranks {}), {}", shape.pp, shape.dp,
-                    shape.cp, shape.tp, shape.ranks(), shape.ranks() == 1 ? "" : "s", ranks, shape.ranks(), shape.ranks(), way_out);
+  fail<ConfigError>("distributed", "pp {} x dp {} x cp {} x tp {} = {} rank{}, but the world has {}; start {} (--ranks {}), {}", shape.pp,
+                    shape.dp, shape.cp, shape.tp, shape.ranks(), shape.ranks() == 1 ? "" : "s", ranks, shape.ranks(), shape.ranks(), way_out);
 }
 
 }  // namespace quire

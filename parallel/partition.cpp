@@ -12,7 +12,8 @@ constexpr double infinite = std::numeric_limits<double>::infinity();
 /// Sums of the same costs in another order differ in their last bits; that must not decide.
 constexpr double slack = 1 + 1e-9;
 
-/// best[k][i]: the least of what `combine(cost of one stage, rest)` gives over the ways to cut layers [i, n) into k stages, each costing at most `limit`.
+/// best[k][i]: the least of what `combine(cost of one stage, rest)` gives over the ways to cut layers [i, n) into k stages, each costing at most
+/// `limit`.
 template <class Combine>
 std::vector<std::vector<double>> best_cuts(const std::vector<double>& before, int64_t stages, double limit, const Combine& combine) {
   const size_t n = before.size() - 1;

@@ -58,9 +58,6 @@ class ProgramCheck {
     }
     if (computed < actions.size())
       fail<ScheduleError>(where, "{}, rank {}: {} is not computed", schedule_.name, rank, to_string(actions[computed]));
-    for (const Instruction& instruction : program_.instructions[rank])
-      if (instruction.kind == InstructionKind::post_receive && !message(instruction.action).awaited)
-        refuse(rank, instruction, "it is never awaited");
   }
 
   void check_send(size_t rank, const Instruction& instruction, size_t computed) {

@@ -28,8 +28,8 @@ PipelineSchedule empty_schedule(std::string_view name, int64_t ranks, int64_t ch
   return schedule;
 }
 
-/// A rank's forward passes in Megatron-LM's order: as many microbatches as there are ranks go through the rank's first stage, then through its second,
-/// ...; its backward passes likewise from the last stage to the first. `microbatches` is a multiple of `ranks`.
+/// A rank's forward passes in Megatron-LM's order: as many microbatches as there are ranks go through the rank's first stage, then through its
+/// second, ...; its backward passes likewise from the last stage to the first. `microbatches` is a multiple of `ranks`.
 std::vector<Action> passes_in_groups(ActionKind kind, int64_t rank, int64_t ranks, int64_t chunks, int64_t microbatches) {
   std::vector<Action> passes;
   for (int64_t first = 0; first < microbatches; first += ranks)

@@ -23,7 +23,8 @@ void check_stages(const PipelineSchedule& schedule, const ScheduleIndex& index) 
         fail<ScheduleError>(where, "{}, rank {}: {} is missing", schedule.name, rank, to_string(action));
       };
       const auto too_early = [&](const Action& action, const Action& after) {
-        fail<ScheduleError>(where, "{}, rank {}: {} comes before {}, on which it builds", schedule.name, rank, to_string(action), to_string(after));
+        fail<ScheduleError>(where, "{}, rank {}: {} comes before {}, on which it builds", schedule.name, rank, to_string(action),
+                            to_string(after));
       };
       if (passes.forward == -1) missing(forward);
       if (!trains) continue;
@@ -48,16 +49,18 @@ void check_progress(const PipelineSchedule& schedule, const ScheduleIndex& index
   };
   for (bool moved = true; moved;) {
     moved = false;
-    for (size_t rank = 0; rank < next.size(); ++rank)
-      for (const std::vector<Action>& actions = schedule.actions[rank]; next[rank] < actions.size() && !waits_for(actions[next[rank]]); ++next[rank])
-        moved = true;
+    for (size_t rank = 0; rank < next.size(); ++rank) {
+      const std::vector<Action>& actions = schedule.actions[rank];
+      for (; next[rank] < actions.size() && !waits_for(actions[next[rank]]); ++next[rank]) moved = true;
+    }
   }
   std::string stuck;
   for (size_t rank = 0; rank < next.size(); ++rank) {
     if (next[rank] == schedule.actions[rank].size()) continue;
     const Action& action = schedule.actions[rank][next[rank]];
     const Action input = *waits_for(action);
-    stuck += fmt::format("{}rank {} with {} for {} of rank {}", stuck.empty() ? "" : ", ", rank, to_string(action), to_string(input), index.rank_of(input));
+    stuck += fmt::format("{}rank {} with {} for {} of rank {}", stuck.empty() ? "" : ", ", rank, to_string(action), to_string(input),
+                         index.rank_of(input));
   }
   if (!stuck.empty()) fail<ScheduleError>(where, "{}: the order can not be carried out, ranks wait forever: {}", schedule.name, stuck);
 }

@@ -11,8 +11,8 @@ constexpr std::string_view where = "pipeline schedule";
 
 ScheduleIndex::ScheduleIndex(const PipelineSchedule& schedule) : schedule_(schedule) {
   if (schedule.ranks < 1 || schedule.stages < 1 || schedule.microbatches < 0)
-    fail<ScheduleError>(where, "{}: {} ranks, {} stages and {} microbatches; at least 1, 1 and 0 are needed", schedule.name, schedule.ranks,
-                        schedule.stages, schedule.microbatches);
+    fail<ScheduleError>(where, "{}: {} ranks, {} stages and {} microbatches; at least 1, 1 and 0 are needed", schedule.name,
+                        schedule.ranks, schedule.stages, schedule.microbatches);
   if (schedule.rank_of_stage.size() != static_cast<size_t>(schedule.stages) || schedule.actions.size() != static_cast<size_t>(schedule.ranks))
     fail<ScheduleError>(where, "{}: ranks for {} stages and actions for {} ranks, but there are {} stages and {} ranks", schedule.name,
                         schedule.rank_of_stage.size(), schedule.actions.size(), schedule.stages, schedule.ranks);
