@@ -58,15 +58,20 @@ std::chrono::microseconds Watch::nap() const {
 }
 
 std::string Watch::what() const {
+  if (other_ < 0) return fmt::format("for {} from the other ranks", to_string(label_));
   return waits_ == Waits::to_receive ? fmt::format("for {} from rank {}", to_string(label_), other_)
                                      : fmt::format("to send {} to rank {}", to_string(label_), other_);
 }
 
 void Watch::give_up(bool first) {
-  seat_.speak(fmt::format("rank {} waits {} since {:.3g} s: giving up (host {})", seat_.world_rank(), what(), waited_, host_name()));
+  WatchBoard& board = seat_.board();
+  // A rank that comes when the others have left (it was stopped, say) has nothing to add.
+  if (board.closed.load() == 0)
+    seat_.speak(fmt::format("rank {} waits {} since {:.{}f} s: giving up (host {})", seat_.world_rank(), what(), waited_, waited_ < 10 ? 1 : 0, host_name()));
   const double grace = limit_ > 0 ? std::min(limit_, longest_grace) : longest_grace;
   const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
-  while (!seat_.all_heard() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (!seat_.all_heard() && board.closed.load() == 0 && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  board.closed.store(1);
   if (!first) fail<AbortedError>("communicator", "another rank waited too long; rank {} waited {}", seat_.world_rank(), what());
   fail<CommunicationError>("communicator",
                            "rank {} waited {} longer than the watchdog's {:.3g} s: that rank is stuck, stopped, dead or needs more time",

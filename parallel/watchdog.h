@@ -14,14 +14,15 @@ namespace quire {
 
 /// Shared by the ranks of one machine. Plain atomics, valid when zeroed, so that it may lie in memory that processes share.
 struct WatchBoard {
-  std::atomic<uint32_t> expired{0};  ///< a rank waited too long: everybody who waits says for what
+  std::atomic<uint32_t> expired{0};  ///< a rank has waited too long: everybody who waits says for what
+  std::atomic<uint32_t> closed{0};   ///< ... and the time for that is over
   std::atomic<uint32_t> heard{0};    ///< ranks that have spoken, or have left and will not
   std::array<std::atomic<uint64_t>, 1000> said{};  ///< digests of texts, 0: free
 
   /// Whether nobody has said this text before.
   bool first_to_say(std::string_view text);
 };
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);  // others do not work between processes
 
 /// A rank's place at the board.
 class WatchSeat {
@@ -51,7 +52,7 @@ class WatchSeat {
 class Watch {
  public:
   enum class Waits : uint8_t { to_send, to_receive };
-  /// `other`: the other end's number in the job. limit: seconds, 0: no end.
+  /// `other`: the other end's number in the job, -1 for all of them. limit: seconds, 0: no end.
   Watch(WatchSeat& seat, Waits waits, int other, const MessageLabel& label, double limit)
       : seat_(seat), waits_(waits), other_(other), label_(label), limit_(limit) {}
   /// To be called while waiting, at least every `nap()`. When the time is over here or for another rank: speaks, lets the others speak, throws

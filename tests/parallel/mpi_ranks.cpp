@@ -1,0 +1,149 @@
+// A program for the tests of MPI: mpi_ranks CASE, started by mpirun. Rank 0 prints `well` when all ranks found everything right.
+#include <signal.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+
+#include "collective_case.h"
+#include "runtime/error.h"
+
+namespace quire::test {
+namespace {
+
+constexpr int64_t piece = 4096;
+
+Tensor numbered(Rank& rank, int64_t elements, int64_t from) {
+  std::vector<int32_t> values(static_cast<size_t>(elements));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(from + static_cast<int64_t>(i) * 3);
+  return Tensor::from<int32_t>(rank, {elements}, values);
+}
+
+void collectives(Communicator& world) {
+  Rank rank({.threads = 2});
+  rank.pool().set_poll([&] { world.poll(); });
+  const std::unique_ptr<Communicator> parity = world.split(world.rank() % 2), all = world.split(-5), alone = world.split(world.rank());
+  const std::unique_ptr<Communicator> nested = all->split(world.rank() / 2);
+  for (uint64_t round = 0; round < 12; ++round) {
+    collective_round(rank, world, round, 20000);
+    for (Communicator* group : {parity.get(), all.get(), alone.get(), nested.get()}) collective_round(rank, *group, round, 2000);
+  }
+  reductions_agree<float>(rank, world, 99, 300'001);
+  require(world.name() == "mpi" && parity->world_rank() == world.rank(), "names and numbers");
+}
+
+/// Messages of every size around multiples of the piece, in both directions at once, some begun long before they are received.
+void pieces(Communicator& world) {
+  Rank rank;
+  std::vector<int64_t> sizes;
+  for (const int64_t bytes : {int64_t{0}, piece, 2 * piece, 3 * piece, 7 * piece, 200 * piece})
+    for (int64_t around = -16; around <= 16; around += 4)
+      if (bytes + around >= 0) sizes.push_back((bytes + around) / 4);
+  const int next = (world.rank() + 1) % world.size(), previous = (world.rank() + world.size() - 1) % world.size();
+  std::vector<Request> requests;
+  std::vector<Tensor> received;
+  for (const int64_t size : sizes) requests.push_back(world.send(numbered(rank, size, 1000 * world.rank() + size), next, {MessageKind::activations}));
+  for (const int64_t size : sizes) {
+    received.push_back(Tensor::zeros(rank, {size}, DType::i32));
+    requests.push_back(world.receive(received.back(), previous, {MessageKind::activations}));
+  }
+  while (!requests.back().done()) world.poll();
+  for (const Request& request : requests) request.wait();
+  int64_t bytes = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    require(same_bits(received[i].to_vector<int32_t>(), numbered(rank, sizes[i], 1000 * previous + sizes[i]).to_vector<int32_t>()), "a message's content");
+    bytes += 4 * sizes[i];
+  }
+  const TrafficCounters::Entry sent = world.traffic()[MessageKind::activations];
+  require(sent.messages == static_cast<int64_t>(sizes.size()) && sent.bytes == bytes, "a message counts once, however many pieces it has");
+}
+
+/// Rank 1 expects another size than rank 0 sends; every pair fails there.
+void sizes(Communicator& world) {
+  Rank rank;
+  const std::pair<int64_t, int64_t> cases[] = {{12, 16}, {16, 12}, {3 * piece, 2 * piece}, {2 * piece, 3 * piece}, {3 * piece, 3 * piece + 4}, {piece, 5 * piece}};
+  for (const auto& [sent, expected] : cases) {
+    if (world.rank() == 0) {
+      const Request request = world.send(numbered(rank, sent / 4, 0), 1, {MessageKind::activations, 5, 1, 2});
+    } else {
+      const Request request = world.receive(numbered(rank, expected / 4, 0), 0, {MessageKind::activations, 5, 1, 2});
+      try {
+        request.wait();
+        require(false, "another size was taken");
+      } catch (const CommunicationError& error) {
+        std::printf("%s\n", error.what());
+        std::fflush(stdout);
+      }
+    }
+    break;  // what follows a wrong size is undefined: one case for each run
+  }
+  world.abort("as the user's program does");
+}
+
+void stuck(Communicator& world) {
+  Rank rank;
+  const std::unique_ptr<Communicator> odd = world.split(world.rank() % 2);
+  if (world.rank() == 0) ::raise(SIGSTOP);
+  if (world.rank() == 1) world.receive(numbered(rank, 1, 0), 0, {MessageKind::activations, 17, 1, 3}).wait();
+  world.set_watchdog(60);
+  odd->set_watchdog(60);
+  if (world.rank() == 2) world.send(numbered(rank, 40000, 0), 3, {MessageKind::gradients, 17}).wait();
+  if (world.rank() == 3) odd->barrier();
+}
+
+/// One rank fails while the others wait.
+void failing(Communicator& world) {
+  if (world.rank() == 1) fail<DataError>("test", "rank 1 fails");
+  world.barrier();
+}
+
+void said(Communicator& world) {
+  int64_t first = 0;
+  for (int i = 0; i < 20; ++i) first += world.first_to_say("text " + std::to_string(i));
+  Rank rank;
+  const double mine = static_cast<double>(first);
+  const Tensor sum = Tensor::from<double>(rank, {1}, std::span(&mine, 1));
+  world.all_reduce(rank, sum, Reduction::sum);
+  require(sum.to_vector<double>()[0] == 20, "every text is said by one rank");
+}
+
+/// Ends without waiting for its last send; joining twice is refused.
+void ending(Communicator& world) {
+  Rank rank;
+  try {
+    join_mpi({});
+    require(false, "joined twice");
+  } catch (const StateError&) {
+  }
+  const AnnouncedRanks announced = announced_ranks();
+  require(announced.size == world.size() && announced.rank == world.rank() && announced.local_size == world.size(), "what mpirun announces");
+  if (world.rank() == 0)
+    for (int other = 1; other < world.size(); ++other) world.send(numbered(rank, 100'000, other), other, {});
+  else
+    world.receive(numbered(rank, 100'000, 0), 0, {}).wait();
+}
+
+int run(const std::string& name) {
+  const std::map<std::string, std::function<void(Communicator&)>> cases = {{"collectives", collectives}, {"pieces", pieces}, {"sizes", sizes}, {"stuck", stuck},
+                                                                           {"failing", failing},         {"said", said},     {"ending", ending}};
+  std::unique_ptr<Communicator> world;
+  try {
+    world = join_mpi({.watchdog_seconds = name == "stuck" ? 0.5 : 60, .largest_piece = piece});
+    cases.at(name)(*world);
+    world->barrier();
+    const int rank = world->rank();
+    world.reset();
+    if (rank == 0) std::printf("well\n");
+    return 0;
+  } catch (const AbortedError&) {
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+  }
+  if (world) world->abort("");
+  return 1;
+}
+
+}  // namespace
+}  // namespace quire::test
+
+int main(int argc, char** argv) { return argc == 2 ? quire::test::run(argv[1]) : 2; }
