@@ -94,6 +94,16 @@ void ParameterSet::combine_uses(Rank& rank) {
     for (size_t use = 1; use < p.gradients.size(); ++use) accumulate(rank, p.gradients[use], p.gradients[0]);
 }
 
+Tensor ParameterSet::gradient_range(size_t first, size_t last) const {
+  if (!gradients_.defined() || first >= last || last > list_.size())
+    fail<StateError>("parameters", "no gradients of parameters [{}, {}) of {}", first, last, list_.size());
+  const auto offset = [&](const Parameter& p) {
+    return (static_cast<const char*>(p.gradients[0].raw()) - static_cast<const char*>(gradients_.raw())) / size_of(gradients_.dtype());
+  };
+  const Parameter& end = list_[last - 1];
+  return gradients_.slice(0, offset(list_[first]), offset(end) + end.shape.elements());
+}
+
 Parameter& ParameterSet::find(std::string_view name) {
   std::vector<std::string> names;
   for (Parameter& p : list_) {

@@ -27,6 +27,10 @@ class ParameterSet {
   /// Adds the accumulators of further uses to the first, in order of use: afterwards gradients[0] is the gradient.
   void combine_uses(Rank& rank);
 
+  /// Slice [n] of the gradient arena with gradients[0] of the parameters [first, last), one at least, and what lies between them: zeros to the next cache line, and
+  /// the gradients of further uses of all but the last. Throws StateError where there is none.
+  Tensor gradient_range(size_t first, size_t last) const;
+
   size_t size() const { return list_.size(); }
   Parameter& operator[](size_t i) { return list_[i]; }
   const Parameter& operator[](size_t i) const { return list_[i]; }
