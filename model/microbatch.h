@@ -11,9 +11,12 @@ struct Microbatch {
   Documents documents;
   DocumentRuns runs;
   int64_t valid = 0;     ///< targets that are scored
+  int64_t longest = 0;   ///< largest position + 1
 
   /// Throws ShapeError unless all three have one length.
   static Microbatch make(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);
+  /// What a pipeline stage works on: tokens only where it embeds, targets only where it scores (empty elsewhere); `valid` counts the targets given.
+  static Microbatch make_stage(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);
   int64_t size() const { return documents.tokens(); }
 };
 

@@ -50,10 +50,16 @@ class Layer {
   virtual std::vector<Parameter*> parameters() = 0;
 };
 
+/// Consecutive layers [first, last).
+struct LayerRange {
+  size_t first = 0, last = 0;
+  bool operator==(const LayerRange&) const = default;
+};
+
 class Model {
  public:
-  /// Declares all parameters and allocates them on `rank`. dtype f64, f32 or bf16. Throws ConfigError.
-  Model(Rank& rank, const ModelConfig& config, DType dtype, bool gradients = true);
+  /// Declares all parameters and allocates those of the layers `held` (none given: all) on `rank`. dtype f64, f32 or bf16. Throws ConfigError.
+  Model(Rank& rank, const ModelConfig& config, DType dtype, bool gradients = true, const std::vector<LayerRange>& held = {});
   Model(const Model&) = delete;  // layers refer into it
   Model& operator=(const Model&) = delete;
 
@@ -63,10 +69,15 @@ class Model {
   const ParameterSet& parameters() const { return parameters_; }
   void initialize(Rank& rank, uint64_t seed) { parameters_.initialize(rank, seed); }
 
+  /// Whether this rank has the parameters of a layer.
+  bool holds(size_t layer) const { return held_.at(layer); }
+  /// The table that embedding and head share, where they do and it is held here; else nullptr.
+  Parameter* tied_table() { return config_.tie_embeddings && (holds(0) || holds(layers_.size() - 1)) ? head_weight_ : nullptr; }
+
   /// `embedding`, `layers.0` ... `layers.N-1`, `norm`, `head`.
   const std::vector<std::unique_ptr<Layer>>& layers() const { return layers_; }
 
-  /// Layers [first, last) on `x` (empty when first is 0). Throws ConfigError where a document is longer than max_seq_len.
+  /// Layers [first, last) on `x` (empty when first is 0). Throws ConfigError where a document is longer than max_seq_len, StateError for a layer not held.
   Value forward(Tape& tape, Value x, const Microbatch& microbatch, const ForwardOptions& options, size_t first, size_t last);
   /// All layers: the summed loss [1] f64.
   Value loss(Tape& tape, const Microbatch& microbatch, const ForwardOptions& options = {});
@@ -84,6 +95,7 @@ class Model {
   LocalAttention local_attention_;
   Parameter* head_weight_ = nullptr;
   std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<char> held_;  ///< by layer
 };
 
 }  // namespace quire

@@ -18,18 +18,23 @@ AdamW::AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options) : param
     moments2_.push_back(arena2.slice(0, at, end).reshape(p.shape));
     at = end;
   }
-  squares_ = Tensor::zeros(rank, {static_cast<int64_t>(parameters.size())}, DType::f64, Category::optimizer);
+  squares_ = Tensor::zeros(rank, {parameters.declared()}, DType::f64, Category::optimizer);
   norm_ = Tensor::zeros(rank, {1}, DType::f64, Category::optimizer);
   scalars_ = Tensor::zeros(rank, {static_cast<int64_t>(sizeof(OptimizerScalars) / sizeof(double))}, DType::f64, Category::optimizer);
   adam_step_ = Tensor::zeros(rank, {1}, DType::i64, Category::optimizer);
 }
 
-void AdamW::step(Rank& rank, const Tensor& loss, double learning_rate) {
+Tensor AdamW::measure(Rank& rank) {
+  fill_zero(rank, squares_);
+  for (const Parameter& p : parameters_)
+    if (p.counted) reduce(rank, p.gradients.at(0), 2, squares_.slice(0, p.index, p.index + 1));
+  return squares_;
+}
+
+void AdamW::apply(Rank& rank, const Tensor& loss, double learning_rate) {
   auto* scalars = static_cast<OptimizerScalars*>(scalars_.raw());
-  const auto count = static_cast<int64_t>(parameters_.size());
-  for (int64_t i = 0; i < count; ++i) reduce(rank, parameters_[static_cast<size_t>(i)].gradients.at(0), 2, squares_.slice(0, i, i + 1));
-  dispatch(rank, OptimizerScalarsArgs{count, squares_.data<double>(), loss.data<double>(), learning_rate, options_.clip_norm, options_.beta1, options_.beta2,
-                                      adam_step_.data<int64_t>(), norm_.data<double>(), scalars});
+  dispatch(rank, OptimizerScalarsArgs{parameters_.declared(), squares_.data<double>(), loss.data<double>(), learning_rate, options_.clip_norm, options_.beta1,
+                                      options_.beta2, adam_step_.data<int64_t>(), norm_.data<double>(), scalars});
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i];
     const bool separate = !p.value.shares_storage(p.master);
@@ -46,7 +51,7 @@ std::vector<std::string> AdamW::non_finite() const {
   std::vector<std::string> names;
   const std::vector<double> squares = squares_.to_vector<double>();
   for (size_t i = 0; i < squares.size(); ++i)
-    if (!std::isfinite(squares[i])) names.push_back(parameters_[i].name);
+    if (!std::isfinite(squares[i])) names.push_back(parameters_.declared_name(static_cast<int64_t>(i)));
   return names;
 }
 

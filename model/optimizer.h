@@ -23,9 +23,13 @@ class AdamW {
   AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options);
 
   /// One update from gradients[0] of every parameter (after ParameterSet::combine_uses). loss [1] f64: a non-finite one skips the step.
-  void step(Rank& rank, const Tensor& loss, double learning_rate);
+  void step(Rank& rank, const Tensor& loss, double learning_rate) { measure(rank); apply(rank, loss, learning_rate); }
+  /// The same in two parts, for models spread over ranks: sums of squares [declared parameters] f64 of the gradients that this rank counts, 0 for
+  /// all others; they are made global in place before `apply`.
+  Tensor measure(Rank& rank);
+  void apply(Rank& rank, const Tensor& loss, double learning_rate);
   StepOutcome outcome() const;
-  /// Names of parameters whose gradients were not finite in the last step, in canonical order.
+  /// Names of the model's parameters whose gradients were not finite in the last step, in canonical order.
   std::vector<std::string> non_finite() const;
 
   /// Moments of parameter i, shaped like it.
@@ -38,7 +42,7 @@ class AdamW {
   ParameterSet& parameters_;
   AdamWOptions options_;
   std::vector<Tensor> moments1_, moments2_;
-  Tensor squares_;    ///< [parameters] f64
+  Tensor squares_;    ///< [declared parameters] f64
   Tensor norm_;       ///< [1] f64
   Tensor scalars_;    ///< one OptimizerScalars
   Tensor adam_step_;  ///< [1] i64

@@ -17,14 +17,16 @@ int64_t padded(int64_t elements) { return (elements + alignment - 1) / alignment
 
 Parameter& ParameterSet::add(std::string name, const Shape& shape, double init_std) {
   if (allocated_) fail<StateError>("parameters", "'{}' declared after allocate", name);
-  for (const Parameter& other : list_)
-    if (other.name == name) fail<StateError>("parameters", "'{}' is declared twice", name);
+  for (const auto* list : {&list_, &absent_})
+    for (const Parameter& other : *list)
+      if (other.name == name) fail<StateError>("parameters", "'{}' is declared twice", name);
   Parameter parameter;
+  parameter.index = declared();
   parameter.name = std::move(name);
   parameter.shape = shape;
   parameter.decay = shape.dims() > 1;
   parameter.init_std = init_std;
-  return list_.emplace_back(std::move(parameter));
+  return (holding_ ? list_ : absent_).emplace_back(std::move(parameter));
 }
 
 void ParameterSet::allocate(Rank& rank, DType dtype, bool gradients) {
@@ -118,6 +120,19 @@ int64_t ParameterSet::elements() const {
   int64_t total = 0;
   for (const Parameter& p : list_) total += p.shape.elements();
   return total;
+}
+
+int64_t ParameterSet::declared_elements() const {
+  int64_t total = elements();
+  for (const Parameter& p : absent_) total += p.shape.elements();
+  return total;
+}
+
+const std::string& ParameterSet::declared_name(int64_t index) const {
+  for (const auto* list : {&list_, &absent_})
+    for (const Parameter& p : *list)
+      if (p.index == index) return p.name;
+  fail<StateError>("parameters", "no parameter has index {}; there are {}", index, declared());
 }
 
 }  // namespace quire

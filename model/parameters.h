@@ -7,7 +7,8 @@
 
 namespace quire {
 
-/// Parameters in canonical order (the order of sums and of files). Addresses stay valid.
+/// Parameters in canonical order (the order of sums and of files). Addresses stay valid. Iteration, size and elements are about those held here; a pipeline
+/// stage declares all of its model's parameters and holds its own.
 class ParameterSet {
  public:
   ParameterSet() = default;
@@ -17,7 +18,10 @@ class ParameterSet {
   /// Declares one; throws StateError for a name that is there already, or after `allocate`.
   Parameter& add(std::string name, const Shape& shape, double init_std);
 
-  /// Lays all values (dtype) and, unless `gradients` is false, masters and gradients (accumulator of dtype) out in one arena each.
+  /// Whether parameters added from now on are held here (the default) or only declared: known by name, shape and index, without memory.
+  void hold(bool held) { holding_ = held; }
+
+  /// Lays all held values (dtype) and, unless `gradients` is false, masters and gradients (accumulator of dtype) out in one arena each.
   void allocate(Rank& rank, DType dtype, bool gradients = true);
   /// Normal values with the parameter's init_std (ones where it is 0), from (seed, global name, index) alone.
   void initialize(Rank& rank, uint64_t seed);
@@ -41,10 +45,16 @@ class ParameterSet {
   /// Throws ConfigError with the nearest name.
   Parameter& find(std::string_view name);
   int64_t elements() const;
+  /// Of the whole model.
+  int64_t declared() const { return static_cast<int64_t>(list_.size() + absent_.size()); }
+  int64_t declared_elements() const;
+  /// Name of the parameter with this index; throws StateError for an index that there is not.
+  const std::string& declared_name(int64_t index) const;
   DType dtype() const { return dtype_; }
 
  private:
-  std::deque<Parameter> list_;
+  std::deque<Parameter> list_, absent_;
+  bool holding_ = true;
   DType dtype_ = DType::f32;
   bool allocated_ = false;
   Tensor values_, masters_, gradients_;

@@ -53,8 +53,11 @@ std::vector<int64_t> partition_layers(const std::vector<double>& costs, int64_t 
   size_t i = 0;
   for (size_t k = static_cast<size_t>(stages); k > 0; --k) {
     size_t j = i + 1;
-    // Stages above the limit are the longer ones: a good one comes before them.
-    while (!(squares(before[j] - before[i], best[k - 1][j]) <= best[k][i] * slack)) ++j;
+    const auto good = [&] {
+      const double cost = before[j] - before[i];
+      return best[k - 1][j] < infinite && cost <= limit && squares(cost, best[k - 1][j]) <= best[k][i] * slack;
+    };
+    while (!good()) ++j;
     first.push_back(static_cast<int64_t>(j));
     i = j;
   }

@@ -73,8 +73,7 @@ struct PipelineProgram {
 };
 
 /// Lowers a schedule that `check_schedule` accepts: every send stands right after the computation that makes its content, every receive is posted at least one
-/// computation before the one that needs it (at the start where there is none), and in the order in which the peer sends. Proved by `check_program`: one
-/// computation ahead is enough for every built-in schedule; where it is not, the least that is.
+/// computation before the one that needs it (at the start where there is none), and in the order in which the peer sends. Proved by `check_program`.
 PipelineProgram lower(const PipelineSchedule& schedule);
 
 /// Throws ScheduleError unless, for every pair of ranks, sends and receives agree in order, and the program ends even where a send is complete only
@@ -87,7 +86,7 @@ int64_t late_sends(const PipelineProgram& program);
 int64_t unoverlapped_receives(const PipelineProgram& program);
 
 /// Stages of consecutive layers: first layer of each stage, and the number of layers at the end, so `stage s` holds [result[s], result[s + 1]).
-/// The largest stage's cost is as small as can be, then the sum of squares, then the earlier stages get less. Every stage gets a layer. Throws ConfigError for more stages than layers.
+/// The largest stage's cost is as small as can be, then the sum of squares. Every stage gets a layer. Throws ConfigError for more stages than layers.
 std::vector<int64_t> partition_layers(const std::vector<double>& costs, int64_t stages);
 
 }  // namespace quire

@@ -10,36 +10,6 @@ namespace quire {
 
 namespace {
 
-/// The attention backend asked for, over the documents or, when they are dropped, over one that holds everything.
-class ProbeAttention final : public AttentionExecutor {
- public:
-  explicit ProbeAttention(const ProbeMode& mode) : mode_(mode) {}
-  Value attend(Tape& tape, int64_t, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) override {
-    AttentionOptions own = options;
-    own.backend = mode_.backend;
-    if (mode_.broken != "dropped") return attention(tape, q, k, v, microbatch.runs, own);
-    const std::vector<DocumentRun> one = {{0, 0, static_cast<int32_t>(microbatch.size()), 0}};
-    return attention(tape, q, k, v, std::make_shared<const std::vector<DocumentRun>>(one), own);
-  }
-
- private:
-  ProbeMode mode_;
-};
-
-std::vector<double> host_values(const Tensor& tensor) {
-  const auto widened = [&]<class T>(T) {
-    const std::vector<T> values = tensor.to_vector<T>();
-    std::vector<double> result(values.size());
-    std::transform(values.begin(), values.end(), result.begin(), [](T x) { return static_cast<double>(static_cast<std::conditional_t<std::is_same_v<T, bf16>, float, T>>(x)); });
-    return result;
-  };
-  switch (tensor.dtype()) {
-    case DType::f64: return tensor.to_vector<double>();
-    case DType::f32: return widened(float{});
-    default: return widened(bf16{});
-  }
-}
-
 ProbeInput to_input(HostBatch batch) { return {std::move(batch.tokens), std::move(batch.targets), std::move(batch.documents)}; }
 
 /// The documents' first tokens only, so that at most `tokens` are left and the first document does not take them all.
@@ -63,15 +33,39 @@ ProbeInput cut(const ProbeInput& input, int64_t tokens) {
 
 }  // namespace
 
-SingleLayout::SingleLayout(Rank& rank, Model& model, const ForwardOptions& forward) : rank_(rank), model_(model), forward_(forward) {}
+Value ProbeAttention::attend(Tape& tape, int64_t, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) {
+  AttentionOptions own = options;
+  own.backend = mode_.backend;
+  if (mode_.broken != "dropped") return attention(tape, q, k, v, microbatch.runs, own);
+  const std::vector<DocumentRun> one = {{0, 0, static_cast<int32_t>(microbatch.size()), 0}};
+  return attention(tape, q, k, v, std::make_shared<const std::vector<DocumentRun>>(one), own);
+}
 
-double SingleLayout::tolerance() const {
-  switch (model_.dtype()) {
+std::vector<double> host_values(const Tensor& tensor) {
+  const auto widened = [&]<class T>(T) {
+    const std::vector<T> values = tensor.to_vector<T>();
+    std::vector<double> result(values.size());
+    std::transform(values.begin(), values.end(), result.begin(), [](T x) { return static_cast<double>(static_cast<std::conditional_t<std::is_same_v<T, bf16>, float, T>>(x)); });
+    return result;
+  };
+  switch (tensor.dtype()) {
+    case DType::f64: return tensor.to_vector<double>();
+    case DType::f32: return widened(float{});
+    default: return widened(bf16{});
+  }
+}
+
+double probe_tolerance(DType dtype) {
+  switch (dtype) {
     case DType::f64: return 1e-12;
     case DType::f32: return 1e-5;
     default: return 2e-2;
   }
 }
+
+SingleLayout::SingleLayout(Rank& rank, Model& model, const ForwardOptions& forward) : rank_(rank), model_(model), forward_(forward) {}
+
+double SingleLayout::tolerance() const { return probe_tolerance(model_.dtype()); }
 
 std::vector<double> SingleLayout::logits(const ProbeInput& input, const ProbeMode& mode) {
   const Microbatch microbatch = Microbatch::make(rank_, input.tokens, input.targets, input.documents);

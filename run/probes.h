@@ -35,6 +35,10 @@ class ProbeLayout {
   virtual double tolerance() const = 0;
   /// Logits [T, vocabulary].
   virtual std::vector<double> logits(const ProbeInput& input, const ProbeMode& mode) = 0;
+  /// Whether boundaries travel between ranks.
+  virtual bool carries_records() const { return false; }
+  /// Passes since the last call in which a rank received other boundaries than the plan's.
+  virtual int64_t take_mismatches() { return 0; }
   /// Gradient [T, dim] of the summed loss at the embedding's output.
   virtual std::vector<double> embedding_gradient(const ProbeInput& input, const ProbeMode& mode) = 0;
 };
@@ -55,6 +59,22 @@ class SingleLayout final : public ProbeLayout {
   Model& model_;
   ForwardOptions forward_;
 };
+
+/// Values of a tensor of any floating dtype, widened.
+std::vector<double> host_values(const Tensor& tensor);
+
+/// Attention with a probe's backend, over the documents or, for the break `dropped`, over one that holds everything.
+class ProbeAttention final : public AttentionExecutor {
+ public:
+  explicit ProbeAttention(const ProbeMode& mode) : mode_(mode) {}
+  Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) override;
+
+ private:
+  ProbeMode mode_;
+};
+
+/// Largest difference from a document alone that a dtype's rounding explains, of the largest logit's magnitude.
+double probe_tolerance(DType dtype);
 
 /// A microbatch to probe, with what to call it.
 struct ProbeRow {

@@ -10,8 +10,10 @@
 #include <set>
 
 #include "run/data_source.h"
+#include "run/layout_parity.h"
 #include "run/rank_options.h"
 #include "run/model_source.h"
+#include "run/pipeline_layout.h"
 
 namespace quire {
 
@@ -174,9 +176,39 @@ std::vector<int64_t> places_to_change(const ProbeRow& row, bool bounded) {
 CheckResult as_control(CheckResult result, const std::string& broken) {
   result.name = fmt::format("control, {}: {}", broken, result.name);
   result.passed = result.leaked_rows > 0;
+  if (result.name.ends_with("boundary records") || result.name.ends_with("layout parity")) {
+    result.words = result.passed ? fmt::format("the check fails with the boundaries broken ({}), as it must: {}", broken, result.words)
+                                 : fmt::format("the check holds even with the boundaries broken ({}): the check above proves nothing", broken);
+    return result;
+  }
   result.words = result.passed ? fmt::format("{:.1f} % of rows are touched with the boundaries broken ({}): the check sees a leak", percent(result), broken)
                                : fmt::format("no leak seen with the boundaries broken ({}): the checks above prove nothing", broken);
   return result;
+}
+
+}  // namespace
+
+namespace {
+
+/// What stages said of the records that reached them.
+CheckResult record_check(const ProbeLayout& layout, const ProbeMode& mode, int64_t mismatches) {
+  CheckResult result;
+  result.name = "boundary records";
+  result.layout = layout.name();
+  result.backend = name_of(mode.backend);
+  result.leaked_rows = mismatches;
+  result.passed = mismatches == 0;
+  result.words = result.passed ? "every stage received the boundaries that the plan has" : fmt::format("in {} passes a stage received other boundaries than the plan's", mismatches);
+  return result;
+}
+
+/// Probes with one of the layout's breaks: each must see it.
+void add_controls(ProbeLayout& layout, const ProbeRow& row, const ProbeMode& control, std::span<const int64_t> changes, std::span<const int64_t> scored,
+                  int64_t vocabulary, std::vector<CheckResult>& results) {
+  std::vector<CheckResult> seen{leak_probe(layout, row, control, changes, vocabulary), gradient_probe(layout, row, control, scored)};
+  const int64_t mismatches = layout.take_mismatches();
+  if (layout.carries_records() && control.broken != "dropped") seen.push_back(record_check(layout, control, mismatches));  // `dropped` is attention's own fault
+  for (CheckResult& result : seen) results.push_back(as_control(std::move(result), control.broken));
 }
 
 }  // namespace
@@ -185,23 +217,23 @@ std::vector<CheckResult> check_layout(ProbeLayout& layout, ProbeLayout& referenc
                                       const std::string& broken) {
   std::vector<CheckResult> results;
   const int64_t reach = influence_reach(model);
-  for (const AttentionBackend backend : {AttentionBackend::block, AttentionBackend::dense})
+  for (const AttentionBackend backend : {AttentionBackend::block, AttentionBackend::dense}) {
+    const ProbeMode mode{backend, broken};
+    int64_t mismatches = 0;
     for (const ProbeRow& row : rows) {
       const int64_t documents = static_cast<int64_t>(row.input.documents.runs().size());
       const std::vector<int64_t> changes = places_to_change(row, reach >= 0);
       std::vector<int64_t> scored{documents - 1};
       if (documents > 2) scored.push_back(documents / 2);
-      const ProbeMode mode{backend, broken};
       results.push_back(leak_probe(layout, row, mode, changes, model.vocab_size));
       results.push_back(gradient_probe(layout, row, mode, scored));
       results.push_back(alone_probe(layout, reference, row, mode));
+      mismatches += layout.take_mismatches();
       if (reach == 0) continue;
-      for (const std::string& name : layout.breaks()) {
-        const ProbeMode control{backend, name};
-        results.push_back(as_control(leak_probe(layout, row, control, changes, model.vocab_size), name));
-        results.push_back(as_control(gradient_probe(layout, row, control, scored), name));
-      }
+      for (const std::string& name : layout.breaks()) add_controls(layout, row, {backend, name}, changes, scored, model.vocab_size, results);
     }
+    if (layout.carries_records()) results.push_back(record_check(layout, mode, mismatches));
+  }
   // What holds first, then what would be seen if it did not.
   std::stable_partition(results.begin(), results.end(), [](const CheckResult& result) { return !result.name.starts_with("control"); });
   return results;
@@ -245,8 +277,7 @@ std::string SelfcheckReport::table() const {
 
 namespace {
 
-void check_break(const std::string& broken) {
-  const std::vector<std::string> known = {"dropped"};
+void check_break(const std::string& broken, const std::vector<std::string>& known) {
   if (broken.empty() || std::find(known.begin(), known.end(), broken) != known.end()) return;
   const std::string near = nearest(broken, known);
   fail<ConfigError>("selfcheck", "--break '{}' is unknown; known: {}{}", broken, fmt::join(known, ", "), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
@@ -264,10 +295,23 @@ int64_t most_tokens(const SelfcheckOptions& options, int64_t vocabulary) {
   return std::max<int64_t>(std::min(options.tokens, (int64_t{1} << 25) / vocabulary), 4);
 }
 
+std::vector<CheckResult> check_parity(const Config& config, const std::shared_ptr<const Corpus>& corpus, ModelSource* weights, const std::string& broken,
+                                      const PipelineStages& stages) {
+  const std::string in_force = broken == "dropped" ? std::string() : broken;  // attention's own fault has no part in a training step
+  std::vector<CheckResult> results{parity_check(config, corpus, weights, in_force)};
+  for (const std::string& name : pipeline_breaks(stages))
+    if (name != "dropped") results.push_back(as_control(parity_check(config, corpus, weights, name), name));
+  results.push_back(unpacked_control(config, corpus, weights));
+  return results;
+}
+
 }  // namespace
 
 SelfcheckReport selfcheck(const Config& config, const SelfcheckOptions& options, FileSystem& fs) {
-  check_break(options.broken);
+  const MeshShape shape = mesh_shape(config);
+  const Config::Distributed& d = config.distributed;
+  const PipelineStages stages = cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
+  check_break(options.broken, pipeline_breaks(stages));
   if (config.model.vocab_size < 2) fail<ConfigError>("selfcheck", "model.vocab_size is {}: no token can be replaced by another; allowed: 2 or more", config.model.vocab_size);
   SelfcheckReport report;
   const CorpusSplit data = open_data(config, fs);
@@ -293,7 +337,15 @@ SelfcheckReport selfcheck(const Config& config, const SelfcheckOptions& options,
       fail<NonFiniteError>("selfcheck", "the model's logits are not finite, so nothing can be said about its documents; look at the training that led there");
   if (influence_reach(config.model) == 0) report.notes.push_back("note:  every layer's window is 1, so tokens never meet and there is no control");
   if (!options.broken.empty()) report.notes.push_back(fmt::format("note:  '{}' is broken on purpose: the checks must fail", options.broken));
-  report.checks = check_layout(single, single, config.model, {equal, packed}, options.broken);
+  const auto add = [&](std::vector<CheckResult> checks) { report.checks.insert(report.checks.end(), checks.begin(), checks.end()); };
+  if (options.broken.empty() || options.broken == "dropped") add(check_layout(single, single, config.model, {equal, packed}, options.broken));
+  if (stages.stages() > 1) {
+    RankOptions of_stage = rank_options(config);
+    of_stage.threads = std::max<int>(1, of_stage.threads / static_cast<int>(shape.pp));
+    PipelineLayout pipeline(of_stage, model, stages, forward);
+    add(check_layout(pipeline, single, config.model, {equal, packed}, options.broken));
+  }
+  if (shape.ranks() > 1 || stages.stages() > 1) add(check_parity(config, data.train, weights.get(), options.broken, stages));
   return report;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <sstream>
 
 #include "ops/cpu/instruction_set.h"
 #include "run/machine.h"
@@ -17,27 +18,77 @@ namespace {
 /// Evaluation is the run's last word: it needs no choice of interval to happen at the end.
 bool due(int64_t interval, int64_t step, bool last) { return last || (interval > 0 && step % interval == 0); }
 
+double sum_over(Communicator& world, Rank& rank, double value) {
+  const Tensor sum = Tensor::from<double>(rank, {1}, std::span(&value, 1), Category::other);
+  world.all_reduce(rank, sum, Reduction::sum);
+  return sum.to_vector<double>().at(0);
+}
+
+/// The first lines in which two texts differ; both empty where they do not.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream one(a), two(b);
+  for (std::string x, y;;) {
+    const bool more = static_cast<bool>(std::getline(one, x)), other = static_cast<bool>(std::getline(two, y));
+    if (!more && !other) return {};
+    if (!more) x.clear();
+    if (!other) y.clear();
+    if (x != y) return {x, y};
+  }
+}
+
 }  // namespace
 
-Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& progress)
-    : config_(config), fs_(fs), folder_(config.run.dir, fs), log_(std::make_unique<Log>(fs, folder_.file("log.txt"))), resident_at_start_(resident_bytes()),
-      rank_(rank_options(config)), data_(open_data(config, fs)) {
-  if (const std::optional<Config> before = stored_config(folder_.path(), fs_)) check_resumable(*before, config_);
-  trainer_ = std::make_unique<Trainer>(rank_, config_);
-  loader_ = std::make_unique<Loader>(data_.train, loader_settings(config_));
+Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& progress, Communicator* world)
+    : config_(config), fs_(fs), alone_(world == nullptr ? single_communicator() : nullptr), world_(world == nullptr ? *alone_ : *world),
+      resident_at_start_(resident_bytes()), rank_(rank_options(config)) {
+  world_.set_watchdog(config_.distributed.watchdog_seconds);
+  if (world_.rank() == 0) {
+    folder_ = std::make_unique<RunFolder>(config_.run.dir, fs_);
+    log_ = std::make_unique<Log>(fs_, folder_->file("log.txt"));
+  }
+  data_ = open_data(config_, fs_);
+  check_same_inputs();
+  if (folder_)
+    if (const std::optional<Config> before = stored_config(folder_->path(), fs_)) check_resumable(*before, config_);
+  trainer_ = std::make_unique<Trainer>(rank_, config_, &world_);
+  loader_ = std::make_unique<Loader>(data_.train, trainer_->loader_settings(), trainer_->share());
   resume();
-  progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
+  if (world_.rank() == 0) progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
   print_run();
   trainer_->rehearse(data_.train->info().longest);
   check_kernels();
-  peak_flops_ = measure_peak_flops(rank_, config_.dtype());
-  print_kernels_and_memory();
+  world_.barrier({MessageKind::control, trainer_->steps_done(), -1, -1});  // all ranks measure at once: what they reach together
+  peak_flops_ = sum_over(world_, rank_, measure_peak_flops(rank_, config_.dtype()));
+  print_kernels();
+  print_memory();
   upcoming_state_ = loader_->state();
   read_ahead();
-  folder_.store_config(config_);  // now that it can start: a refused start binds nobody to its settings
+  if (folder_) folder_->store_config(config_);  // now that it can start: a refused start binds nobody to its settings
 }
 
 Session::~Session() = default;
+
+void Session::say(std::string_view line) {
+  if (progress_) progress_->line(line);
+}
+
+void Session::check_same_inputs() {
+  if (world_.size() == 1) return;
+  const std::vector<std::string> configs = world_.gather_texts(to_toml(config_));
+  for (size_t r = 1; r < configs.size(); ++r)
+    if (const auto [theirs, ours] = first_difference(configs[r], configs[0]); !theirs.empty() || !ours.empty())
+      fail<ConfigError>("train", "rank {} was started with another config than rank 0: `{}` there, `{}` here; allowed: one config for all ranks", r, theirs, ours);
+  const auto digests = [](const std::shared_ptr<const Corpus>& corpus) { return corpus ? to_hex(corpus->digest()) : std::string("none"); };
+  const std::vector<std::string> data = world_.gather_texts(digests(data_.train) + " and held out " + digests(data_.held_out));
+  for (size_t r = 1; r < data.size(); ++r)
+    if (data[r] != data[0])
+      fail<ConfigError>("train", "rank {} reads other data than rank 0 from {}: digests {} there, {} here; allowed: the same data for all ranks", r,
+                        config_.data.dataset_path, data[r], data[0]);
+}
+
+int Session::agree_on_signal(int own) {
+  return static_cast<int>(world_.agree_on_largest(own, {MessageKind::control, trainer_->steps_done() + 1, -1, -1}));
+}
 
 void Session::read_ahead() {
   if (trainer_->steps_done() >= config_.train.max_steps) return;
@@ -58,18 +109,15 @@ LoadedStep Session::next_batch() {
 }
 
 void Session::resume() {
-  std::optional<LoadedState> loaded = load_training_state(fs_, folder_.path(), config_.checkpoint.load_path, rank_, *trainer_);
-  if (!loaded) {
-    folder_.truncate_metrics_after(0);
-    state_ = loader_->state();
-    return;
+  std::optional<LoadedState> loaded = load_training_state(fs_, config_.run.dir, config_.checkpoint.load_path, rank_, *trainer_);
+  if (loaded) {
+    for (const std::string& text : loaded->damaged) notes_.push_back("note: " + text);
+    if (loaded->same_run) {
+      loader_->restore(loaded->packing);
+      saved_step_ = trainer_->steps_done();
+    }
   }
-  for (const std::string& text : loaded->damaged) notes_.push_back("note: " + text);
-  if (loaded->same_run) {
-    loader_->restore(loaded->packing);
-    saved_step_ = trainer_->steps_done();
-  }
-  folder_.truncate_metrics_after(trainer_->steps_done());
+  if (folder_) folder_->truncate_metrics_after(trainer_->steps_done());
   state_ = loader_->state();
 }
 
@@ -80,42 +128,57 @@ std::string mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_c
 }  // namespace
 
 void Session::print_run() {
-  progress_->line(machine_line(rank_));
+  if (!folder_) return;
+  say(machine_line(rank_));
   const CorpusTotals totals = data_.train->totals();
-  progress_->line(fmt::format("data: {} ({} documents, {} tokens, digest {}){}", config_.data.dataset_path, totals.documents, totals.tokens, to_hex(data_.train->digest()),
-                              data_.held_out ? fmt::format("; held out: {} documents", data_.held_out->document_count()) : ""));
-  progress_->line(fmt::format("model: {} parameters, {}, {} layers; step: {} rows of {} tokens in {} microbatches; run folder: {}", trainer_->model().parameters().elements(),
-                              config_.train.mixed_precision, config_.model.n_layers, config_.train.global_batch_size, config_.train.seq_len, config_.microbatches(),
-                              folder_.path()));
-  for (const std::string& note : notes_) progress_->line(note);
-  if (trainer_->steps_done() > 0) progress_->line(fmt::format("resuming after step {}", trainer_->steps_done()));
+  say(fmt::format("data: {} ({} documents, {} tokens, digest {}){}", config_.data.dataset_path, totals.documents, totals.tokens, to_hex(data_.train->digest()),
+                  data_.held_out ? fmt::format("; held out: {} documents", data_.held_out->document_count()) : ""));
+  say(fmt::format("model: {} parameters, {}, {} layers; step: {} rows of {} tokens in {} microbatches; run folder: {}", trainer_->model().parameters().declared_elements(),
+                  config_.train.mixed_precision, config_.model.n_layers, config_.train.global_batch_size, config_.train.seq_len, config_.microbatches(),
+                  folder_->path()));
+  if (world_.size() > 1) {
+    std::string stages;
+    if (trainer_->stages().stages() > 1) stages = fmt::format("; {}, stages: {}", trainer_->stages().schedule, trainer_->stages().describe());
+    say(fmt::format("layout: {} ranks ({}): {}{}", world_.size(), world_.name(), trainer_->groups().mesh.name(), stages));
+  }
+  for (const std::string& note : notes_) say(note);
+  if (trainer_->steps_done() > 0) say(fmt::format("resuming after step {}", trainer_->steps_done()));
 }
 
 void Session::check_kernels() {
-  const auto chosen = rank_.chosen_kernels();
+  std::string own;
+  for (const auto& [op, kernel] : rank_.chosen_kernels()) own += op + " " + kernel + "\n";
+  for (const std::string& text : world_.gather_texts(own)) {
+    std::istringstream lines(text);
+    for (std::string op, kernel; lines >> op >> kernel;) kernels_.emplace(op, kernel);
+  }
   std::vector<std::string> known;
-  for (const auto& [op, kernel] : chosen) known.push_back(op);
+  for (const auto& [op, kernel] : kernels_) known.push_back(op);
   for (const auto& [op, kernel] : rank_.options().kernels) {
-    if (chosen.contains(op) || op == "adamw" || op == "optimizer_scalars") continue;
+    if (kernels_.contains(op) || op == "adamw" || op == "optimizer_scalars") continue;
     const std::string near = nearest(op, known);
     fail<ConfigError>("run.kernels", "this run has no operation '{}'; allowed: {}, adamw, optimizer_scalars{}", op, fmt::join(known, ", "), near.empty() ? "" : "; nearest: " + near);
   }
 }
 
-void Session::print_kernels_and_memory() {
+void Session::print_kernels() {
+  if (!folder_) return;
   std::string kernels;
   std::map<std::string, std::string> choices;
-  for (const auto& [op, kernel] : rank_.chosen_kernels()) {
+  for (const auto& [op, kernel] : kernels_) {
     kernels += fmt::format("{}{} {}", kernels.empty() ? "" : ", ", op, kernel);
     choices["kernel." + op] = kernel;
   }
   choices["instruction_set"] = std::string(instruction_set(rank_));
-  const auto before = folder_.choices();
+  const auto before = folder_->choices();
   const auto old_set = before.find("instruction_set");
   if (old_set != before.end() && old_set->second != choices["instruction_set"])
-    progress_->line(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));
-  folder_.store_choices(choices);
-  progress_->line("kernels: " + kernels);
+    say(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));
+  folder_->store_choices(choices);
+  say("kernels: " + kernels);
+}
+
+void Session::print_memory() {
   // After the rehearsal the process holds what training takes: the allocator gives nothing back. What no category accounts for lies between
   // the allocator's blocks, or is the loader's and the threads' own.
   std::string table = "memory:";
@@ -127,18 +190,19 @@ void Session::print_kernels_and_memory() {
     table += fmt::format(" {} {},", name_of(static_cast<Category>(c)), mebibytes(peak));
     named += peak;
   }
-  progress_->line(fmt::format("{} program {}, gaps and buffers {}; in all {}", table, mebibytes(resident_at_start_), mebibytes(std::max<int64_t>(total - named, 0)),
-                              mebibytes(std::max(total, named))));
+  const std::string in_all = mebibytes(std::max(total, named));
+  const std::vector<std::string> ranks = world_.gather_texts(in_all);
+  say(fmt::format("{} program {}, gaps and buffers {}; in all {}{}", table, mebibytes(resident_at_start_), mebibytes(std::max<int64_t>(total - named, 0)), in_all,
+                  ranks.size() > 1 ? fmt::format(" on rank 0 (by rank: {})", fmt::join(ranks, ", ")) : ""));
 }
 
 Evaluation Session::evaluate() {
-  progress_->task("evaluating", 0);
+  if (progress_) progress_->task("evaluating", 0);
   return trainer_->evaluate(data_.held_out, config_.eval.steps);
 }
 
-void Session::record(const LoadedStep& batch, const StepResult& result) {
+StepMetrics Session::metrics_of(const LoadedStep& batch, const StepResult& result) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step_start_).count();
-  const bool last = result.step >= config_.train.max_steps || upcoming_.empty();
   StepMetrics metrics;
   metrics.step = result.step;
   metrics.epoch = batch.plan.epoch;
@@ -154,8 +218,9 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
   metrics.step_ms = seconds * 1e3;
   metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
   const double reached = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds;
-  if (reached > peak_flops_) peak_flops_ = std::max(peak_flops_, measure_peak_flops(rank_, config_.dtype()));  // the first probe was disturbed
-  metrics.peak_share_useful = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds / peak_flops_;
+  if (reached > peak_flops_)  // the first probe was disturbed; ranks do not meet for another one
+    peak_flops_ = std::max(peak_flops_, world_.size() == 1 ? measure_peak_flops(rank_, config_.dtype()) : reached);
+  metrics.peak_share_useful = reached / peak_flops_;
   metrics.peak_share_causal = step_flops(config_.model, result.tokens, result.causal_pairs) / seconds / peak_flops_;
   metrics.resident_bytes = resident_bytes();
   if (result.skipped && result.valid_tokens > 0) {
@@ -163,37 +228,43 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
     for (const std::string& name : trainer_->optimizer().non_finite()) metrics.non_finite += (metrics.non_finite.empty() ? "" : ", ") + name;
     if (metrics.non_finite.empty()) metrics.non_finite = "loss";
   }
-  progress_->step(result.step);
+  return metrics;
+}
+
+void Session::record(const LoadedStep& batch, const StepResult& result) {
+  StepMetrics metrics = metrics_of(batch, result);
+  const bool last = result.step >= config_.train.max_steps || upcoming_.empty();
+  if (progress_) progress_->step(result.step);
   if (data_.held_out && due(config_.eval.interval, result.step, last)) {
     const Evaluation evaluation = evaluate();
     metrics.eval_loss = evaluation.loss;
     metrics.eval_bits_per_byte = evaluation.bits_per_byte;
   }
   if (result.step == 1 || due(config_.metrics.log_interval, result.step, last) || metrics.eval_loss || result.skipped) {
-    folder_.append_metrics(metrics);
-    progress_->logged(metrics);
+    metrics.resident_bytes = static_cast<int64_t>(sum_over(world_, rank_, static_cast<double>(metrics.resident_bytes)));
+    if (folder_) folder_->append_metrics(metrics);
+    if (progress_) progress_->logged(metrics);
     if (result.skipped)
-      progress_->line(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
-                                               : fmt::format("step {}: not finite: {}; no weight changed ({} such steps so far)", result.step, metrics.non_finite, non_finite_steps_));
+      say(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
+                                   : fmt::format("step {}: not finite: {}; no weight changed ({} such steps so far)", result.step, metrics.non_finite, non_finite_steps_));
   }
   if (config_.checkpoint.interval > 0 && result.step % config_.checkpoint.interval == 0) save();
 }
 
 void Session::save() {
-  folder_.sync_metrics();  // the record must not be older than the checkpoint after a power loss
-  save_training_state(fs_, folder_.path(), *trainer_, state_, *data_.train, config_.checkpoint.keep_last_n);
+  if (folder_) folder_->sync_metrics();  // the record must not be older than the checkpoint after a power loss
+  save_training_state(fs_, config_.run.dir, *trainer_, state_, *data_.train, config_.checkpoint.keep_last_n);
   saved_step_ = trainer_->steps_done();
 }
 
 void Session::finish(int signal) {
   if (saved_step_ != trainer_->steps_done()) save();
-  progress_->finish();
+  if (progress_) progress_->finish();
   if (signal != 0)
-    progress_->line(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : "SIGTERM", trainer_->steps_done()));
+    say(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : "SIGTERM", trainer_->steps_done()));
   else
-    progress_->line(fmt::format("done: {} steps{}; checkpoint in {}", trainer_->steps_done(),
-                                trainer_->skipped_in_a_row() > 0 ? fmt::format(", the last {} skipped as not finite", trainer_->skipped_in_a_row()) : "",
-                                folder_.checkpoints()));
+    say(fmt::format("done: {} steps{}; checkpoint in {}/checkpoints", trainer_->steps_done(),
+                    trainer_->skipped_in_a_row() > 0 ? fmt::format(", the last {} skipped as not finite", trainer_->skipped_in_a_row()) : "", config_.run.dir));
 }
 
 }  // namespace quire

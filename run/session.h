@@ -1,4 +1,4 @@
-// One training run in its folder: opens or resumes it, feeds the loop, records what the steps did, and saves.
+// One training run in its folder, by one rank or by many: opens or resumes it, feeds the loop, records what the steps did, and saves.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -11,14 +11,18 @@
 
 namespace quire {
 
+/// With several ranks, each makes the same calls; rank 0 owns the run folder and speaks, the others only take part.
 class Session {
  public:
   /// Locks the run folder, opens the data, builds the model, loads the newest complete checkpoint if there is one (else checkpoint.load_path, if
-  /// given), prints what runs where, and the memory table. Throws typed errors.
-  explicit Session(const Config& config, FileSystem& fs = disk(), const ProgressOptions& progress = {});
+  /// given), prints what runs where, and the memory table. `world` outlives it; nullptr: alone. Throws typed errors; ConfigError also where ranks were
+  /// started with other settings or other data than rank 0.
+  explicit Session(const Config& config, FileSystem& fs = disk(), const ProgressOptions& progress = {}, Communicator* world = nullptr);
   ~Session();
 
   Trainer& trainer() { return *trainer_; }
+  /// The stop signal that all ranks act upon after the same step; `own` is this rank's, 0 for none. Call once before every step.
+  int agree_on_signal(int own);
   /// The next step's microbatches; empty when max_steps are done or the last epoch is over.
   LoadedStep next_batch();
   /// After each step: metrics, evaluation and checkpoint where they are due.
@@ -27,17 +31,23 @@ class Session {
   void finish(int signal);
 
  private:
+  void check_same_inputs();
+  void say(std::string_view line);
   void resume();
   void read_ahead();
   void print_run();
   void check_kernels();
-  void print_kernels_and_memory();
+  void print_kernels();
+  void print_memory();
+  StepMetrics metrics_of(const LoadedStep& batch, const StepResult& result);
   Evaluation evaluate();
   void save();
 
   Config config_;
   FileSystem& fs_;
-  RunFolder folder_;
+  std::unique_ptr<Communicator> alone_;
+  Communicator& world_;
+  std::unique_ptr<RunFolder> folder_;  ///< rank 0's, like log and progress
   std::unique_ptr<Log> log_;
   int64_t resident_at_start_;
   Rank rank_;
@@ -48,6 +58,7 @@ class Session {
   LoadedStep upcoming_;              ///< read one step ahead, so that the last step is known as such
   PackingState upcoming_state_, state_;  ///< where the loader stood after `upcoming_`, and after the step last given out
   std::vector<std::string> notes_;
+  std::map<std::string, std::string> kernels_;  ///< of all ranks
   double peak_flops_ = 0;
   int64_t saved_step_ = -1, non_finite_steps_ = 0;
   std::chrono::steady_clock::time_point step_start_;

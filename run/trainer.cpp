@@ -32,7 +32,10 @@ int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
   return pairs;
 }
 
-Microbatch to_microbatch(Rank& rank, const HostBatch& host) { return Microbatch::make(rank, host.tokens, host.targets, host.documents); }
+PipelineStages stages_of(const Config& config) {
+  const Config::Distributed& d = config.distributed;
+  return cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
+}
 
 }  // namespace
 
@@ -58,61 +61,138 @@ double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs) {
   return 6.0 * weights * static_cast<double>(tokens) + 12.0 * queries * static_cast<double>(pairs);
 }
 
-Trainer::Trainer(Rank& rank, const Config& config)
-    : rank_(rank), config_(config), model_(rank, config.model, config.dtype()), optimizer_(rank, model_.parameters(), adamw_options(config)),
-      schedule_(schedule_of(config)) {
-  forward_.recomputation = recomputation_from(config.train.activation_checkpointing);
-  forward_.z_weight = config.train.z_loss_weight;
+Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
+    : rank_(rank), config_(config), alone_(world == nullptr ? single_communicator() : nullptr),
+      groups_(make_groups(world == nullptr ? *alone_ : *world, mesh_shape(config))), schedule_(schedule_of(config)) {
+  PipelineStages stages = stages_of(config);
+  model_ = std::make_unique<Model>(rank, config.model, config.dtype(), true, stages.held_by(groups_.place.pp));
+  optimizer_ = std::make_unique<AdamW>(rank, model_->parameters(), adamw_options(config));
+  ForwardOptions forward;
+  forward.recomputation = recomputation_from(config.train.activation_checkpointing);
+  forward.z_weight = config.train.z_loss_weight;
+  pipeline_ = std::make_unique<Pipeline>(rank, *model_, *groups_.pipeline, std::move(stages), forward);
+  reducer_ = std::make_unique<GradientReducer>(rank, model_->parameters(), *groups_.replicas);
+  if (Parameter* table = model_->tied_table(); table != nullptr && groups_.mesh.shape().pp > 1) reducer_->exclude(*table);
   loss_sum_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
   loss_gradient_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
-  model_.initialize(rank, static_cast<uint64_t>(config.train.seed));
+  model_->initialize(rank, static_cast<uint64_t>(config.train.seed));
+  if (groups_.world->size() > 1)
+    rank.pool().set_poll([this] {
+      groups_.pipeline->poll();
+      groups_.replicas->poll();
+    });
+}
+
+Trainer::~Trainer() { rank_.pool().set_poll({}); }
+
+LoaderSettings Trainer::loader_settings() const {
+  LoaderSettings settings = quire::loader_settings(config_);
+  const bool first = pipeline_->holds_first(), last = pipeline_->holds_last();
+  settings.content = first && last ? Content::all : first ? Content::tokens : last ? Content::targets : Content::documents;
+  return settings;
 }
 
 void Trainer::begin_step() {
-  model_.parameters().zero_gradients(rank_);
+  model_->parameters().zero_gradients(rank_);
   fill_zero(rank_, loss_sum_);
+  losses_.clear();
+  reduced_ = false;
   current_ = {};
   current_.step = steps_done_ + 1;
 }
 
-void Trainer::forward_backward(const HostBatch& batch, int64_t valid_in_step) {
-  check_tokens(batch.tokens, config_.model.vocab_size);
-  const Microbatch microbatch = to_microbatch(rank_, batch);
-  current_.tokens += microbatch.size();
-  current_.valid_tokens += microbatch.valid;
-  current_.useful_pairs += useful_pairs(config_.model, batch.documents);
-  for (const Row& row : batch.plan) {
-    int64_t length = 0;
-    for (const Piece& piece : row) length += piece.length;
-    current_.causal_pairs += config_.model.n_layers * (length * (length + 1) / 2);
-    current_.padding += config_.train.seq_len - length;
+void Trainer::forward_backward(const LoadedStep& batch) {
+  const auto count = static_cast<int64_t>(batch.microbatches.size());
+  current_.valid_tokens = batch.plan.valid;
+  for (const HostBatch& host : batch.microbatches) {
+    check_tokens(host.tokens, config_.model.vocab_size);
+    if (!pipeline_->holds_first()) continue;  // each microbatch is counted by one rank
+    current_.tokens += host.documents.tokens();
+    current_.useful_pairs += useful_pairs(config_.model, host.documents);
+    for (const Row& row : host.plan) {
+      int64_t length = 0;
+      for (const Piece& piece : row) length += piece.length;
+      current_.causal_pairs += config_.model.n_layers * (length * (length + 1) / 2);
+      current_.padding += config_.train.seq_len - length;
+    }
   }
-  Tape tape(rank_);
-  const int64_t pairs_before = rank_.work().computed_pairs;
-  const Value loss = model_.loss(tape, microbatch, forward_);
-  current_.computed_pairs += (rank_.work().computed_pairs - pairs_before) / config_.model.n_heads;
-  accumulate(rank_, loss.tensor, loss_sum_);
-  if (rank_.computes()) loss_gradient_.data<double>()[0] = valid_in_step > 0 ? 1.0 / static_cast<double>(valid_in_step) : 0.0;
-  tape.backward(std::span(&loss, 1), std::span(&loss_gradient_, 1));
+  if (rank_.computes()) loss_gradient_.data<double>()[0] = batch.plan.valid > 0 ? 1.0 / static_cast<double>(batch.plan.valid) : 0.0;
+  PipelineWork work;
+  work.microbatches = batch.microbatches;
+  work.step = current_.step;
+  work.loss_gradient = loss_gradient_;
+  work.losses = Tensor::zeros(rank_, {count}, DType::f64, Category::other);
+  if (groups_.replicas->size() > 1) {
+    work.parameter_done = [this](Parameter& parameter, int use) { reducer_->contributed(parameter, use); };
+    work.between = [this] { reducer_->advance(); };
+  }
+  reducer_->begin_step(count, current_.step);
+  pipeline_->train(work);
+  current_.computed_pairs += pipeline_->take_forward_pairs() / config_.model.n_heads;
+  // Every rank gets all losses and adds them in one order: the sum's bits are those of one process.
+  const auto rows = static_cast<int64_t>(batch.plan.rows.size()), size = config_.train.microbatch_size;
+  const bool alone = groups_.replicas->size() == 1;
+  losses_.assign(static_cast<size_t>(alone ? count : (rows + size - 1) / size), 0.0);
+  const std::vector<double> own = work.losses.to_vector<double>();
+  for (size_t i = 0; i < own.size(); ++i) losses_.at(alone ? i : static_cast<size_t>(batch.microbatches[i].index)) = own[i];
+}
+
+void Trainer::reduce_gradients() {
+  if (std::exchange(reduced_, true)) return;
+  const MessageLabel label{MessageKind::gradients, current_.step, groups_.place.pp, -1};
+  reducer_->finish(label);
+  exchange_tied_gradients(rank_, *model_, *groups_.pipeline, {MessageKind::tied_gradients, current_.step, groups_.place.pp, -1},
+                          [&](Parameter& table) { reducer_->reduce_now(table, label); });
+}
+
+void Trainer::combine(const Tensor& squares) {
+  const int64_t parameters = squares.elements(), ranks = groups_.world->size();
+  const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch();
+  std::vector<double> values(static_cast<size_t>(parameters));
+  if (groups_.place.dp == 0) values = squares.to_vector<double>();  // all replicas have the same
+  values.insert(values.end(), losses_.begin(), losses_.end());
+  const size_t codes = values.size();
+  values.resize(codes + static_cast<size_t>(ranks));
+  if (mismatch) values[codes + static_cast<size_t>(groups_.world->rank())] = static_cast<double>(1 + mismatch->microbatch * stages().stages() + mismatch->stage);
+  int64_t* const counts[] = {&current_.tokens, &current_.useful_pairs, &current_.computed_pairs, &current_.causal_pairs, &current_.padding};
+  for (const int64_t* count : counts) values.push_back(static_cast<double>(*count));
+
+  const Tensor sums = Tensor::from<double>(rank_, {static_cast<int64_t>(values.size())}, values, Category::other);
+  groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, current_.step, -1, -1});
+  values = sums.to_vector<double>();
+
+  std::copy_n(values.begin(), parameters, squares.data<double>());
+  double loss = 0;
+  for (size_t i = 0; i < losses_.size(); ++i) loss += values[static_cast<size_t>(parameters) + i];
+  loss_sum_.data<double>()[0] = loss;
+  for (size_t i = 0; i < std::size(counts); ++i) *counts[i] = static_cast<int64_t>(values[codes + static_cast<size_t>(ranks) + i]);
+  for (int64_t r = 0; r < ranks; ++r) {
+    const auto code = static_cast<int64_t>(values[codes + static_cast<size_t>(r)]) - 1;
+    if (code >= 0)
+      fail<BoundaryError>("pipeline", "rank {} received other document boundaries for stage {}, microbatch {}, step {} than the plan has; no weight was changed by this step",
+                          r, code % stages().stages(), code / stages().stages(), current_.step);
+  }
 }
 
 StepResult Trainer::update() {
-  StepResult result = current_;
+  reduce_gradients();
   const int64_t step = steps_done_ + 1;
+  const Tensor squares = optimizer_->measure(rank_);
+  combine(squares);
+  StepResult result = current_;
   result.learning_rate = schedule_.at(step);
   if (result.valid_tokens == 0) {  // nothing was scored: no weight, moment or step of the optimizer may change
     result.skipped = true;
   } else {
-    model_.parameters().combine_uses(rank_);
-    optimizer_.step(rank_, loss_sum_, result.learning_rate);
-    const StepOutcome outcome = optimizer_.outcome();
+    optimizer_->apply(rank_, loss_sum_, result.learning_rate);
+    const StepOutcome outcome = optimizer_->outcome();
     result.gradient_norm = outcome.gradient_norm;
     result.skipped = outcome.skipped;
     result.loss = loss_sum_.to_vector<double>().at(0) / static_cast<double>(result.valid_tokens);
     skipped_in_a_row_ = outcome.skipped ? skipped_in_a_row_ + 1 : 0;
     if (skipped_in_a_row_ >= config_.train.max_non_finite_steps) {
       std::string names;
-      for (const std::string& name : optimizer_.non_finite()) names += (names.empty() ? "" : ", ") + name;
+      for (const std::string& name : optimizer_->non_finite()) names += (names.empty() ? "" : ", ") + name;
       fail<NonFiniteError>("train", "loss or gradients were not finite in {} steps in a row, up to step {} (loss {}); gradients not finite: {}; "
                            "no weight was changed by them; lower optimizer.lr or look at the data", skipped_in_a_row_, step, result.loss,
                            names.empty() ? "none" : names);
@@ -124,27 +204,33 @@ StepResult Trainer::update() {
 
 StepResult Trainer::step(const LoadedStep& batch) {
   begin_step();
-  for (const HostBatch& host : batch.microbatches) forward_backward(host, batch.plan.valid);
+  forward_backward(batch);
   return update();
 }
 
 Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps) {
-  LoaderSettings settings = evaluation_settings(loader_settings(config_));
-  Loader loader(corpus, settings);
-  Evaluation result;
-  const Tensor sum = Tensor::zeros(rank_, {1}, DType::f64, Category::other);
+  Loader loader(corpus, evaluation_settings(loader_settings()), share());
+  const Tensor sums = Tensor::zeros(rank_, {2}, DType::f64, Category::other);  // nats, scored targets
+  const Tensor nats = sums.slice(0, 0, 1), one = Tensor::zeros(rank_, {1}, DType::f64, Category::other);
+  double* valid = sums.data<double>() + 1;
   int64_t done = 0;
   for (LoadedStep batch = loader.next_step(); !batch.empty(); batch = loader.next_step()) {
-    for (const HostBatch& host : batch.microbatches) {
-      const Microbatch microbatch = to_microbatch(rank_, host);
-      Tape tape(rank_, false);
-      const Value hidden = model_.hidden(tape, microbatch, forward_);
-      reduce(rank_, model_.losses(rank_, hidden.tensor, microbatch), 1, sum);
-      result.nats += sum.to_vector<double>().at(0);
-      result.valid_tokens += microbatch.valid;
-    }
-    if (steps > 0 && ++done == steps) break;
+    PipelineWork work;
+    work.microbatches = batch.microbatches;
+    work.step = ++done;
+    work.hidden = [&](int64_t, const Tensor& hidden, const Microbatch& microbatch) {
+      reduce(rank_, model_->losses(rank_, hidden, microbatch), 1, one);
+      accumulate(rank_, one, nats);
+      *valid += static_cast<double>(microbatch.valid);
+    };
+    pipeline_->forward(work);
+    if (steps > 0 && done == steps) break;
   }
+  pipeline_->take_forward_pairs();
+  groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, steps_done_, -1, -1});
+  Evaluation result;
+  result.nats = sums.to_vector<double>().at(0);
+  result.valid_tokens = static_cast<int64_t>(*valid);
   if (result.valid_tokens > 0) result.loss = result.nats / static_cast<double>(result.valid_tokens);
   const CorpusTotals totals = corpus->totals();
   const bool whole = result.valid_tokens == totals.valid;
@@ -154,18 +240,29 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
 }
 
 void Trainer::rehearse(int64_t longest) {
-  // Twice, the second time with rows not quite full: blocks of other sizes lie elsewhere, and the allocator's segments are then all in use.
+  // As many microbatches as are in flight at most. Twice, the second time with rows not quite full: blocks of other sizes lie elsewhere, and the
+  // allocator's segments are then all in use.
+  const int64_t all = config_.microbatches(), own = all * (share().index + 1) / share().count - all * share().index / share().count;
+  const int64_t in_flight = stages().schedule == "gpipe" ? own : std::min(own, stages().stages() == 1 ? 1 : stages().stages() + stages().ranks);
   for (const int64_t length : {config_.train.seq_len, std::max<int64_t>(config_.train.seq_len - 1 - config_.train.seq_len / 32, 1)}) {
     std::vector<int64_t> lengths;
     for (int64_t row = 0; row < config_.train.microbatch_size; ++row)
       for (int64_t left = length; left > 0; left -= lengths.back()) lengths.push_back(std::min(left, std::max<int64_t>(longest, 1)));
     const int64_t tokens = config_.train.microbatch_size * length;
-    HostBatch batch;
-    batch.tokens.assign(static_cast<size_t>(tokens), 0);
-    batch.targets.assign(static_cast<size_t>(tokens), 0);
-    batch.documents = Documents::from_lengths(lengths);
+    HostBatch host;
+    host.tokens.assign(static_cast<size_t>(tokens), 0);
+    host.targets.assign(static_cast<size_t>(tokens), 0);
+    host.documents = Documents::from_lengths(lengths);
+    LoadedStep batch;
+    batch.plan.rows.resize(static_cast<size_t>(config_.train.global_batch_size));
+    batch.plan.valid = config_.train.global_batch_size * length;
+    for (int64_t i = 0; i < in_flight; ++i) {
+      host.index = all * share().index / share().count + i;
+      batch.microbatches.push_back(host);
+    }
     begin_step();
-    forward_backward(batch, tokens);
+    forward_backward(batch);
+    reduce_gradients();
   }
   begin_step();
   rank_.work().computed_pairs = 0;

@@ -1,4 +1,4 @@
-// Training of one model by one process: gradients of microbatches, updates, evaluation.
+// Training of one model, by one rank or by many: gradients of microbatches, updates, evaluation.
 #pragma once
 #include <optional>
 
@@ -6,11 +6,14 @@
 #include "model/model.h"
 #include "model/optimizer.h"
 #include "model/schedule.h"
+#include "parallel/gradient_reducer.h"
+#include "parallel/groups.h"
+#include "parallel/pipeline.h"
 #include "run/config.h"
 
 namespace quire {
 
-/// What a step did. Sums are over the whole global batch.
+/// What a step did. Sums are over the whole global batch and all ranks; every rank has the same numbers.
 struct StepResult {
   int64_t step = 0;              ///< the first is 1
   double loss = 0;               ///< nats per valid target (z-loss included)
@@ -33,48 +36,69 @@ struct Evaluation {
   std::optional<double> bits_per_byte;   ///< nats / ln 2 plus 8 bits for each unscored byte, per byte of text; where the bytes are known
 };
 
-/// Model, optimizer and step counter. Not thread-safe; everything runs on `rank`.
+/// This rank's part of model and optimizer, and the step counter. Not thread-safe; everything runs on `rank`. With several ranks each of them makes the
+/// same calls in the same order.
 class Trainer {
  public:
-  /// Builds and initialises the model of a resolved config. Throws ConfigError, OutOfMemoryError.
-  Trainer(Rank& rank, const Config& config);
+  /// Builds and initialises the model of a resolved config, as one of the ranks of `world` (which outlives it) or alone. Throws OutOfMemoryError, and
+  /// ConfigError also where the config's layout has another number of ranks.
+  Trainer(Rank& rank, const Config& config, Communicator* world = nullptr);
+  ~Trainer();
 
   Rank& rank() { return rank_; }
   const Config& config() const { return config_; }
-  Model& model() { return model_; }
-  AdamW& optimizer() { return optimizer_; }
+  Model& model() { return *model_; }
+  AdamW& optimizer() { return *optimizer_; }
+  Pipeline& pipeline() { return *pipeline_; }
   int64_t steps_done() const { return steps_done_; }
   void set_steps_done(int64_t steps) { steps_done_ = steps; }
 
-  /// One step by hand: begin, any number of microbatches in ascending order, update.
+  const Groups& groups() const { return groups_; }
+  const PipelineStages& stages() const { return pipeline_->stages(); }
+  /// What this rank's loader has to read, and which part of each global batch.
+  LoaderSettings loader_settings() const;
+  BatchShare share() const { return {groups_.place.dp, groups_.mesh.shape().dp}; }
+
+  /// One step: begin, the batch, update.
   void begin_step();
-  /// Adds one microbatch's loss and gradients. `valid_in_step` counts the scored targets of the whole global batch.
-  void forward_backward(const HostBatch& batch, int64_t valid_in_step);
-  /// Clips, updates the weights and clears what was summed. Throws NonFiniteError after train.max_non_finite_steps skipped steps in a row,
-  /// naming the tensors.
+  /// Loss and gradients of this replica's microbatches, through the pipeline's schedule. `batch.plan.valid` counts the scored targets of the
+  /// whole global batch: the loss's denominator.
+  void forward_backward(const LoadedStep& batch);
+  /// Sums gradients over uses and replicas; `update` does it where it was not done. Afterwards gradients[0] of each parameter is the step's.
+  void reduce_gradients();
+  /// Combines what the ranks have, clips and updates the weights. Throws NonFiniteError after train.max_non_finite_steps skipped steps in a row,
+  /// naming the tensors; BoundaryError, on every rank and without an update, where a stage received other boundaries than the plan's.
   StepResult update();
   /// All three.
   StepResult step(const LoadedStep& batch);
 
-  /// Every document of `corpus` once, through the same packed path. `steps` > 0 ends after that many global batches.
+  /// Every document of `corpus` once, through the same packed path and layout. `steps` > 0 ends after that many global batches.
   Evaluation evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps = 0);
 
-  /// Forward and backward passes on made-up tokens of the largest microbatch, in documents of at most `longest` tokens, leaving no trace in weights or
-  /// gradients: afterwards the allocator's peaks are those of training.
+  /// Forward and backward passes on made-up tokens of the largest microbatches, as many as are in flight, in documents of at most `longest` tokens, leaving no
+  /// trace in weights or gradients: afterwards the allocator's peaks are those of training.
   void rehearse(int64_t longest);
 
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_skipped_in_a_row(int64_t count) { skipped_in_a_row_ = count; }
 
  private:
+  /// This step's sums over all ranks, in place: one collective.
+  void combine(const Tensor& squares);
+
   Rank& rank_;
   Config config_;
-  Model model_;
-  AdamW optimizer_;
+  std::unique_ptr<Communicator> alone_;
+  Groups groups_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<GradientReducer> reducer_;
   Schedule schedule_;
-  ForwardOptions forward_;
   Tensor loss_sum_, loss_gradient_;  ///< [1] f64
+  std::vector<double> losses_;       ///< of the step's microbatches, all replicas, in ascending order
   StepResult current_;
+  bool reduced_ = false;             ///< this step's gradients are
   int64_t steps_done_ = 0, skipped_in_a_row_ = 0;
 };
 

@@ -33,11 +33,9 @@ json parse_state(const CheckpointReader& reader) {
 
 }  // namespace
 
-void save_training_state(FileSystem& fs, const std::string& run_folder, Trainer& trainer, const PackingState& packing, const Corpus& corpus, int64_t keep_last_n) {
-  std::vector<CheckpointTensor> tensors;
-  for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) {
-    tensors.push_back({p.name, kind, p.shape, std::vector<int64_t>(static_cast<size_t>(p.shape.dims()), 0), tensor});
-  });
+namespace {
+
+std::string state_text(Trainer& trainer, const PackingState& packing, const Corpus& corpus) {
   json state;
   state["format"] = 1;
   state["step"] = trainer.steps_done();
@@ -49,12 +47,65 @@ void save_training_state(FileSystem& fs, const std::string& run_folder, Trainer&
   state["adam_step"] = trainer.optimizer().adam_step();
   state["skipped_in_a_row"] = trainer.skipped_in_a_row();
   state["packing"] = json::parse(packing.to_json());
-  save_checkpoint(fs, run_folder, trainer.steps_done(), tensors, state.dump(1), keep_last_n);
+  return state.dump(1);
 }
+
+/// One part of a save on every rank. Where it fails on any of them, the failing ones throw their error, and the others AbortedError.
+template <class Part>
+void in_step(Communicator& world, int64_t step, Part&& part) {
+  std::exception_ptr error;
+  try {
+    part();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const int64_t failed = world.agree_on_largest(error ? 1 : 0, {MessageKind::control, step, -1, -1});
+  if (error) std::rethrow_exception(error);
+  if (failed != 0) fail<AbortedError>("checkpoint", "another rank could not save step {}", step);
+}
+
+}  // namespace
+
+void save_training_state(FileSystem& fs, const std::string& run_folder, Trainer& trainer, const PackingState& packing, const Corpus& corpus, int64_t keep_last_n) {
+  const Groups& groups = trainer.groups();
+  const int64_t step = trainer.steps_done();
+  std::vector<CheckpointTensor> tensors;
+  for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) {
+    if (p.counted) tensors.push_back({p.name, kind, p.shape, std::vector<int64_t>(static_cast<size_t>(p.shape.dims()), 0), tensor});
+  });
+  Communicator& world = *groups.world;
+  const bool first = world.rank() == 0, writes = groups.place.dp == 0;  // all replicas hold the same
+  try {
+    in_step(world, step, [&] { if (first) begin_checkpoint(fs, run_folder, step); });
+    in_step(world, step, [&] { if (writes) write_checkpoint_part(fs, run_folder, step, groups.place.pp, tensors); });
+    in_step(world, step, [&] {
+      if (first) publish_checkpoint(fs, run_folder, step, groups.mesh.shape().pp, state_text(trainer, packing, corpus), keep_last_n);
+    });
+  } catch (...) {
+    if (first) abandon_checkpoint(fs, run_folder, step);
+    throw;
+  }
+}
+
+namespace {
+
+/// What rank 0 finds, on every rank: it alone reads every byte.
+CheckpointSearch find_checkpoint(FileSystem& fs, const std::string& run_folder, Communicator& world) {
+  if (world.size() == 1) return latest_checkpoint(fs, run_folder);
+  json text;
+  if (world.rank() == 0) {
+    const CheckpointSearch found = latest_checkpoint(fs, run_folder);
+    text = {{"folder", found.folder}, {"step", found.step}, {"damaged", found.damaged}};
+  }
+  const json shared = json::parse(world.gather_texts(text.dump()).at(0));
+  return {shared["folder"], shared["step"], shared["damaged"]};
+}
+
+}  // namespace
 
 std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string& run_folder, const std::string& load_path, Rank& rank, Trainer& trainer) {
   LoadedState result;
-  const CheckpointSearch own = latest_checkpoint(fs, run_folder);
+  const CheckpointSearch own = find_checkpoint(fs, run_folder, *trainer.groups().world);
   result.damaged = own.damaged;
   if (!own.found()) {
     if (!result.damaged.empty()) {  // training anew would throw away the record of a run that may still be saved

@@ -36,6 +36,8 @@ struct Parameter {
   bool decay = true;               ///< weight decay applies (matrices)
   double init_std = 0;             ///< of the normal initial values; 0 gives ones
   int uses = 1;
+  int64_t index = 0;               ///< among all parameters of the model, held here or not: the order of sums and of files
+  bool counted = true;             ///< this rank speaks for it: a copy that another pipeline stage also holds enters norms and files once
   Tensor value;                    ///< what kernels read (f64, f32 or bf16)
   Tensor master;                   ///< f32 copy that the optimizer updates (bf16 models), else the same tensor as `value`
   std::vector<Tensor> gradients;   ///< per use, in the accumulator type of `value`

@@ -22,7 +22,7 @@ void train(const std::string& config_path, const std::vector<std::string>& overr
     const LoadedStep batch = session.next_batch();
     if (batch.empty()) break;
     trainer.begin_step();
-    for (const HostBatch& microbatch : batch.microbatches) trainer.forward_backward(microbatch, batch.plan.valid);
+    trainer.forward_backward(batch);             // every microbatch, through the pipeline's schedule
     const StepResult result = trainer.update();  // gradient norm, clipping, AdamW
     session.record(batch, result);               // metrics, evaluation, checkpoint
   }

@@ -116,19 +116,6 @@ bool runs(const PipelineProgram& program, std::mt19937_64& random) {
   return true;
 }
 
-/// Most receives that one rank has posted and not awaited: buffers.
-int64_t most_open(const PipelineProgram& program) {
-  int64_t most = 0;
-  for (const std::vector<Instruction>& list : program.instructions) {
-    int64_t open = 0;
-    for (const Instruction& instruction : list) {
-      if (instruction.kind == receive) most = std::max(most, ++open);
-      if (instruction.kind == await) --open;
-    }
-  }
-  return most;
-}
-
 /// Most computations between posting and awaiting a receive.
 int64_t longest_lead(const PipelineProgram& program) {
   int64_t longest = 0;
@@ -161,15 +148,12 @@ BOOST_AUTO_TEST_CASE(a_small_program_reads_as_expected) {
 BOOST_AUTO_TEST_CASE(built_in_schedules_lower_to_programs_without_late_messages) {
   std::mt19937_64 random(1);
   for_built_in_schedules([&](const PipelineSchedule& made, int64_t) {
-    const std::vector<PipelineSchedule> both = {made, split_backward(made, 2)};
-    for (const PipelineSchedule& schedule : both) {
+    for (const PipelineSchedule& schedule : {made, split_backward(made, 2)}) {
       const PipelineProgram program = lower(schedule);
       BOOST_CHECK_NO_THROW(check_program(program));
       BOOST_TEST(late_sends(program) == 0);
       BOOST_TEST(unoverlapped_receives(program) == 0);
       BOOST_TEST(runs(program, random));
-      // The one that is awaited and the next; the order of two ranks that send each other both kinds can take one more.
-      BOOST_TEST(most_open(program) <= (&schedule == &both[0] ? 2 : 3));
       const int64_t borders = made.ranks == 1 ? 0 : made.stages - 1;
       for (const InstructionKind kind : {send, receive, await}) BOOST_TEST(count(program, kind) == 2 * borders * made.microbatches);
     }

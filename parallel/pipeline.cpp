@@ -1,0 +1,249 @@
+#include "parallel/pipeline.h"
+
+#include "parallel/boundary_record.h"
+
+namespace quire {
+
+namespace {
+
+/// What a stage holds of a microbatch between its first and last computation.
+struct Passage {
+  Microbatch microbatch;
+  std::unique_ptr<Tape> tape;
+  Value input, output;
+  Tensor output_gradient, input_gradient;
+  Tensor record, activations;  ///< as received
+  Request record_arrived, activations_arrived, gradient_arrived;
+};
+
+bool is_forward(const Action& action) { return action.kind == ActionKind::forward; }
+
+}  // namespace
+
+/// One walk through a program.
+class PipelinePass {
+ public:
+  PipelinePass(Pipeline& pipeline, const PipelineWork& work, const PipelineProgram& program, bool training)
+      : pipeline_(pipeline), rank_(pipeline.rank_), work_(work), program_(program), training_(training), last_stage_(program.schedule.stages - 1) {}
+
+  void run() {
+    for (const Instruction& instruction : program_.instructions[static_cast<size_t>(pipeline_.group_.rank())]) {
+      switch (instruction.kind) {
+        case InstructionKind::compute: compute(instruction.action); break;
+        case InstructionKind::post_receive: post_receive(instruction.action, static_cast<int>(instruction.peer)); break;
+        case InstructionKind::await: await(instruction.action); break;
+        case InstructionKind::send: send(instruction.action, static_cast<int>(instruction.peer)); break;
+      }
+    }
+    for (const Request& sent : sends_) sent.wait();
+  }
+
+ private:
+  const HostBatch& host(const Action& action) const { return work_.microbatches[static_cast<size_t>(action.microbatch)]; }
+  bool is_here(int64_t stage) const { return program_.schedule.rank_of_stage[static_cast<size_t>(stage)] == pipeline_.group_.rank(); }
+  Passage& passage(int64_t stage, int64_t microbatch) {
+    std::unique_ptr<Passage>& entry = passages_[{stage, microbatch}];
+    if (!entry) entry = std::make_unique<Passage>();
+    return *entry;
+  }
+  MessageLabel label(MessageKind kind, const Action& action) const { return {kind, work_.step, action.stage, host(action).index}; }
+  Tensor stream(const Action& action) const {
+    return Tensor::empty(rank_, {host(action).documents.tokens(), pipeline_.model_.config().dim}, pipeline_.model_.dtype());
+  }
+
+  void post_receive(const Action& action, int peer) {
+    Passage& p = passage(action.stage, action.microbatch);
+    Communicator& group = pipeline_.group_;
+    if (is_forward(action)) {
+      p.record = Tensor::empty(rank_, boundary_record_shape(host(action).documents.tokens()), DType::i32, Category::data);
+      p.activations = stream(action);
+      p.record_arrived = group.receive(p.record, peer, label(MessageKind::boundaries, action));
+      p.activations_arrived = group.receive(p.activations, peer, label(MessageKind::activations, action));
+    } else {
+      p.output_gradient = stream(action);
+      p.gradient_arrived = group.receive(p.output_gradient, peer, label(MessageKind::activation_gradients, action));
+    }
+  }
+
+  void await(const Action& action) {
+    Passage& p = passage(action.stage, action.microbatch);
+    if (is_forward(action)) {
+      p.record_arrived.wait();
+      p.activations_arrived.wait();
+    } else {
+      p.gradient_arrived.wait();
+    }
+  }
+
+  /// `action` is the consumer's: what it needs was made by the stage before (a forward) or after (a backward), which is here.
+  void send(const Action& action, int peer) {
+    std::erase_if(sends_, [](const Request& sent) { return sent.done(); });
+    Communicator& group = pipeline_.group_;
+    if (is_forward(action)) {
+      Passage& p = passage(action.stage - 1, action.microbatch);
+      const Tensor record = make_boundary_record(rank_, {work_.step, action.stage, host(action).index}, p.microbatch.documents);
+      sends_.push_back(group.send(record, peer, label(MessageKind::boundaries, action)));
+      sends_.push_back(group.send(p.output.tensor, peer, label(MessageKind::activations, action)));
+      if (!training_) passages_.erase({action.stage - 1, action.microbatch});
+    } else {
+      Passage& p = passage(action.stage + 1, action.microbatch);
+      sends_.push_back(group.send(p.input_gradient, peer, label(MessageKind::activation_gradients, action)));
+      p.input_gradient = {};
+    }
+  }
+
+  void compute(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::forward: forward(action); break;
+      case ActionKind::backward: backward(action, BackwardMode::full); break;
+      case ActionKind::backward_input: backward(action, BackwardMode::input_only); break;
+      case ActionKind::backward_weight: backward_weight(action); break;
+    }
+    if (work_.between) work_.between();
+  }
+
+  void forward(const Action& action) {
+    Passage& p = passage(action.stage, action.microbatch);
+    p.tape = std::make_unique<Tape>(rank_, training_);
+    if (training_ && work_.parameter_done) p.tape->set_parameter_hook(work_.parameter_done);
+    take_input(action, p);
+    LayerRange layers = pipeline_.stages_.layers(action.stage);
+    const bool last = action.stage == last_stage_;
+    if (last && !training_) --layers.last;  // the head is the caller's
+    const int64_t before = rank_.work().computed_pairs;
+    if (action.stage == 0 && training_ && work_.embedding_gradient) {
+      Tape apart(rank_, false);
+      p.input = p.tape->leaf(pipeline_.model_.forward(apart, {}, p.microbatch, pipeline_.forward_, 0, 1).tensor);
+      layers.first = 1;
+    }
+    p.output = pipeline_.model_.forward(*p.tape, p.input, p.microbatch, pipeline_.forward_, layers.first, layers.last);
+    pipeline_.forward_pairs_ += rank_.work().computed_pairs - before;
+    if (!last) return;
+    if (training_) {
+      accumulate(rank_, p.output.tensor, work_.losses.slice(0, action.microbatch, action.microbatch + 1));
+    } else {
+      work_.hidden(action.microbatch, p.output.tensor, p.microbatch);
+      passages_.erase({action.stage, action.microbatch});
+    }
+  }
+
+  /// Sets microbatch and input: from the loader, from the stage before on this rank, or from what was received.
+  void take_input(const Action& action, Passage& p) {
+    const HostBatch& batch = host(action);
+    Documents documents;
+    if (action.stage == 0) {
+      documents = batch.documents;
+    } else if (is_here(action.stage - 1)) {
+      Passage& before = passage(action.stage - 1, action.microbatch);
+      documents = before.microbatch.documents;
+      p.input = p.tape->leaf(before.output.tensor);
+      if (!training_) passages_.erase({action.stage - 1, action.microbatch});
+    } else {
+      documents = received_documents(action, p);
+      p.input = p.tape->leaf(std::exchange(p.activations, {}));
+    }
+    const std::span<const int32_t> none;
+    const bool last = action.stage == last_stage_;
+    p.microbatch = Microbatch::make_stage(rank_, action.stage == 0 ? batch.tokens : none, last ? batch.targets : none, std::move(documents));
+    if (action.stage == 0 || is_here(action.stage - 1)) return;
+    if (pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
+    if (p.microbatch.documents.digest() != batch.documents.digest()) note_mismatch(action);
+  }
+
+  Documents received_documents(const Action& action, Passage& p) {
+    BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}));
+    if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
+    return std::move(record.documents);
+  }
+
+  void note_mismatch(const Action& action) {
+    if (!pipeline_.mismatch_) pipeline_.mismatch_ = {action.stage, host(action).index};
+  }
+
+  void backward(const Action& action, BackwardMode mode) {
+    Passage& p = passage(action.stage, action.microbatch);
+    const Tensor gradient = action.stage == last_stage_ ? work_.loss_gradient : std::exchange(p.output_gradient, {});
+    p.tape->backward(std::span(&p.output, 1), std::span(&gradient, 1), mode);
+    if (p.input.needs_gradient()) {
+      Tensor input_gradient = p.tape->take_gradient(p.input);
+      if (!input_gradient.defined()) input_gradient = Tensor::zeros(rank_, p.input.tensor.shape(), p.input.tensor.dtype());
+      if (action.stage == 0) work_.embedding_gradient(action.microbatch, input_gradient);
+      else if (is_here(action.stage - 1)) passage(action.stage - 1, action.microbatch).output_gradient = std::move(input_gradient);
+      else p.input_gradient = std::move(input_gradient);
+    }
+    if (mode == BackwardMode::full) release(p);
+  }
+
+  void backward_weight(const Action& action) {
+    Passage& p = passage(action.stage, action.microbatch);
+    p.tape->backward_weights();
+    release(p);
+  }
+
+  /// Everything but a gradient that is still to be sent.
+  void release(Passage& p) {
+    p.tape.reset();
+    p.input = p.output = {};
+    p.microbatch = {};
+  }
+
+  Pipeline& pipeline_;
+  Rank& rank_;
+  const PipelineWork& work_;
+  const PipelineProgram& program_;
+  bool training_;
+  int64_t last_stage_;
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Passage>> passages_;
+  std::vector<Request> sends_;
+};
+
+Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward)
+    : rank_(rank), model_(model), group_(group), stages_(std::move(stages)), forward_(forward) {
+  if (group.size() != stages_.ranks) fail<StateError>("pipeline", "a group of {} ranks for a pipeline of {}", group.size(), stages_.ranks);
+}
+
+void Pipeline::set_schedule(std::function<PipelineSchedule(int64_t)> make) {
+  make_schedule_ = std::move(make);
+  train_programs_.clear();
+}
+
+void Pipeline::train(const PipelineWork& work) {
+  const auto count = static_cast<int64_t>(work.microbatches.size());
+  auto entry = train_programs_.find(count);
+  if (entry == train_programs_.end()) {
+    const PipelineSchedule schedule = make_schedule_ ? make_schedule_(count) : make_schedule(stages_.schedule, stages_.ranks, stages_.chunks, count);
+    check_schedule(schedule);
+    if (schedule.ranks != stages_.ranks || schedule.stages != stages_.stages() || schedule.microbatches != count)
+      fail<ScheduleError>("pipeline", "a schedule of {} ranks, {} stages and {} microbatches for {}, {} and {}", schedule.ranks, schedule.stages, schedule.microbatches,
+                          stages_.ranks, stages_.stages(), count);
+    entry = train_programs_.emplace(count, lower(schedule)).first;
+  }
+  PipelinePass(*this, work, entry->second, true).run();
+}
+
+void Pipeline::forward(const PipelineWork& work) {
+  const auto count = static_cast<int64_t>(work.microbatches.size());
+  auto entry = forward_programs_.find(count);
+  if (entry == forward_programs_.end()) entry = forward_programs_.emplace(count, lower(forward_schedule(stages_.ranks, stages_.chunks, count))).first;
+  PipelinePass(*this, work, entry->second, false).run();
+}
+
+std::optional<BoundaryMismatch> Pipeline::take_mismatch() { return std::exchange(mismatch_, std::nullopt); }
+
+void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const MessageLabel& label, const std::function<void(Parameter&)>& reduce) {
+  Parameter* table = model.tied_table();
+  if (table == nullptr || group.size() == 1) return;
+  const int last = group.size() - 1;
+  if (group.rank() == 0) {
+    group.receive(table->gradients[1], last, label).wait();
+    accumulate(rank, table->gradients[1], table->gradients[0]);
+    reduce(*table);
+    group.send(table->gradients[0], last, label).wait();
+  } else {
+    const Request sum = group.receive(table->gradients[0], 0, label);
+    group.send(table->gradients[1], 0, label).wait();
+    sum.wait();
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,85 @@
+// Carries microbatches through a model's pipeline stages: walks a program of computations and messages, and holds no policy of its own.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "data/loader.h"
+#include "model/model.h"
+#include "parallel/communicator.h"
+#include "parallel/schedule.h"
+#include "parallel/stages.h"
+
+namespace quire {
+
+/// Changes what a stage received, on purpose: controls of tests and of selfcheck. It may replace the documents and what is masked with.
+class BoundaryTamper {
+ public:
+  virtual ~BoundaryTamper() = default;
+  /// `number` counts the microbatches of this pass from 0.
+  virtual void received(int64_t stage, int64_t number, Microbatch& microbatch) = 0;
+};
+
+/// One pass over a replica's microbatches. Where this rank holds no first (last) stage, their tokens (targets) may be empty.
+struct PipelineWork {
+  std::span<const HostBatch> microbatches;                    ///< ascending; may be none
+  int64_t step = 0;                                           ///< for messages and errors
+  Tensor loss_gradient;                                       ///< [1] f64, training only
+  Tensor losses;                                              ///< [microbatches] f64, training only: filled where the last stage is held
+  std::function<void(Parameter&, int use)> parameter_done;    ///< the tapes' hook
+  std::function<void()> between;                              ///< after each computation
+  /// Instead of the loss in `Pipeline::forward`, on the last stage: hidden states after the final norm [T, dim].
+  std::function<void(int64_t number, const Tensor& hidden, const Microbatch& microbatch)> hidden;
+  /// Training, on the first stage: gradient at the embedding's output [T, dim]; the embedding itself then gets none.
+  std::function<void(int64_t number, const Tensor& gradient)> embedding_gradient;
+};
+
+/// A microbatch whose received boundaries were not those of the plan.
+struct BoundaryMismatch {
+  int64_t stage = 0, microbatch = 0;
+};
+
+/// One rank's part of a pipeline. Activations travel with their boundaries; a stage masks with what it received and compares it with the plan.
+class Pipeline {
+ public:
+  /// `group`: the pipeline's ranks; rank() says which stages are held here, and `model` holds their layers. All outlive this object.
+  Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward);
+
+  const PipelineStages& stages() const { return stages_; }
+  bool holds_first() const { return group_.rank() == 0; }
+  bool holds_last() const { return group_.rank() == stages_.ranks - 1; }
+
+  /// Forward and backward of every microbatch by the schedule.
+  void train(const PipelineWork& work);
+  /// Makes the schedules of `train` for a number of microbatches, instead of `make_schedule`: over these stages. `train` throws ScheduleError for one that is wrong.
+  void set_schedule(std::function<PipelineSchedule(int64_t microbatches)> make);
+  /// Forward only, nothing is kept.
+  void forward(const PipelineWork& work);
+
+  /// The first mismatch since the last call.
+  std::optional<BoundaryMismatch> take_mismatch();
+  /// Query-key pairs computed by forward passes of this rank since the last call, summed over heads.
+  int64_t take_forward_pairs() { return std::exchange(forward_pairs_, 0); }
+  void set_tamper(BoundaryTamper* tamper) { tamper_ = tamper; }
+
+ private:
+  friend class PipelinePass;
+  Rank& rank_;
+  Model& model_;
+  Communicator& group_;
+  PipelineStages stages_;
+  ForwardOptions forward_;
+  BoundaryTamper* tamper_ = nullptr;
+  std::function<PipelineSchedule(int64_t)> make_schedule_;
+  std::map<int64_t, PipelineProgram> train_programs_, forward_programs_;  ///< by microbatches
+  std::optional<BoundaryMismatch> mismatch_;
+  int64_t forward_pairs_ = 0;
+};
+
+/// Sums the two gradients of a table that the first stage embeds with and the last one has as its head, on both of them: first + last, as one process adds them.
+/// `reduce` is called in between, on the first stage: the sum over replicas. Nothing to do where one rank holds both.
+void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const MessageLabel& label, const std::function<void(Parameter&)>& reduce);
+
+}  // namespace quire
