@@ -168,23 +168,23 @@ BOOST_AUTO_TEST_CASE(an_error_wins_over_ranks_that_were_only_aborted_before_it) 
   check_error<AbortedError>([&] { run_local(1, {}, [](Communicator& world) { world.abort("stop"); world.poll(); }); }, {"stop"});
 }
 
-/// Runs four ranks of which 1 waits for 0, 2 waits to send to 3, 3 waits in a barrier of a split group, and 0 does not come.
+/// Runs four ranks of which 1 waits for 0, 2 waits to send to 3, 3 waits in a barrier of a split group, and 0 does not come; what they say up to the
+/// seconds.
 std::set<std::string> sentences_of_waiting_ranks(double seconds, std::atomic<int>& expired, std::atomic<int>& aborted) {
   std::set<std::string> sentences;
+  std::atomic<bool> over{false};
   const auto report = [&](const std::string& sentence) { sentences.insert(sentence.substr(0, sentence.find(" since"))); };
   const auto body = [&](Communicator& world) {
     Rank rank;
     const std::unique_ptr<Communicator> odd = world.split(world.rank() % 2);
-    if (world.rank() == 0) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(3 * seconds));
-      return;
-    }
+    world.barrier();
     try {
-      if (world.rank() == 1) world.receive(of(rank, {0}), 0, {MessageKind::activations, 17, 1, 3}).wait();
-      if (world.rank() == 2) {
-        world.set_watchdog(30);
-        world.send(of(rank, {0}), 3, {MessageKind::gradients, 17}).wait();
+      while (world.rank() == 0 && !over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (world.rank() == 1) {
+        world.set_watchdog(seconds);
+        world.receive(of(rank, {0}), 0, {MessageKind::activations, 17, 1, 3}).wait();
       }
+      if (world.rank() == 2) world.send(of(rank, {0}), 3, {MessageKind::gradients, 17}).wait();
       if (world.rank() == 3) {
         odd->set_watchdog(0);
         odd->barrier();
@@ -194,17 +194,18 @@ std::set<std::string> sentences_of_waiting_ranks(double seconds, std::atomic<int
       throw;
     } catch (const CommunicationError&) {
       ++expired;
+      over = true;
       throw;
     }
   };
-  check_error<CommunicationError>([&] { run_local(4, {.watchdog_seconds = seconds, .report = report}, body); },
-                                  {"rank 1 waited for activations for stage 1, microbatch 3, step 17 from rank 0", "0.3 s"});
+  check_error<CommunicationError>([&] { run_local(4, {.watchdog_seconds = 60, .report = report}, body); },
+                                  {"rank 1 waited for activations for stage 1, microbatch 3, step 17 from rank 0", "0.5 s"});
   return sentences;
 }
 
 BOOST_AUTO_TEST_CASE(a_wait_without_end_is_told_by_every_waiting_rank_and_ends) {
   std::atomic<int> expired{0}, aborted{0};
-  const std::set<std::string> sentences = sentences_of_waiting_ranks(0.3, expired, aborted);
+  const std::set<std::string> sentences = sentences_of_waiting_ranks(0.5, expired, aborted);
   const std::set<std::string> expected = {"rank 1 waits for activations for stage 1, microbatch 3, step 17 from rank 0",
                                           "rank 2 waits to send gradients for step 17 to rank 3",
                                           "rank 3 waits for control messages (barrier) from rank 1"};
@@ -215,10 +216,10 @@ BOOST_AUTO_TEST_CASE(a_wait_without_end_is_told_by_every_waiting_rank_and_ends) 
 
 BOOST_AUTO_TEST_CASE(a_message_that_comes_in_time_is_no_reason_to_give_up) {
   std::atomic<int> reports{0};
-  run_local(2, {.watchdog_seconds = 0.3, .report = [&](const std::string&) { ++reports; }}, [](Communicator& world) {
+  run_local(2, {.watchdog_seconds = 1, .report = [&](const std::string&) { ++reports; }}, [](Communicator& world) {
     Rank rank;
-    for (int i = 0; i < 4; ++i) {  // together longer than the watchdog's time, each wait shorter
-      if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (int i = 0; i < 5; ++i) {  // together longer than the watchdog's time, each wait shorter
+      if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(250));
       world.barrier();
     }
   });
