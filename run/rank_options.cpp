@@ -1,12 +1,15 @@
 #include "run/rank_options.h"
 
+#include <algorithm>
+
+#include "parallel/communicator.h"
 #include "run/machine.h"
 
 namespace quire {
 
 RankOptions rank_options(const Config& config) {
   RankOptions options;
-  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : usable_processors();
+  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(usable_processors() / std::max(announced_ranks().local_size, 1), 1);
   options.pin_threads = config.run.pin_threads;
   options.memory_limit = config.run.memory_limit;
   options.instruction_set = config.run.instruction_set;

@@ -5,7 +5,7 @@
 
 namespace quire {
 
-/// Threads (0 in the config: every processor this process may use), memory limit, instruction set and kernels of a resolved config.
+/// Threads (0 in the config: the processors this process may use, shared by the ranks that were started on the machine; at least 1), memory limit, instruction set and kernels of a resolved config.
 RankOptions rank_options(const Config& config);
 
 }  // namespace quire

@@ -16,6 +16,7 @@ std::atomic<int> received{0};
 std::atomic<bool> in_use{false};
 std::atomic<bool> tells_terminal{false};
 struct sigaction previous_term, previous_int;
+sigset_t previous_mask;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 /// Calls only what signal-safety(7) allows.
@@ -44,9 +45,15 @@ StopSignals::StopSignals() {
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGTERM, &action, &previous_term);
   ::sigaction(SIGINT, &action, &previous_int);
+  sigset_t stops;
+  ::sigemptyset(&stops);
+  ::sigaddset(&stops, SIGTERM);
+  ::sigaddset(&stops, SIGINT);
+  ::pthread_sigmask(SIG_UNBLOCK, &stops, &previous_mask);
 }
 
 StopSignals::~StopSignals() {
+  ::pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
   ::sigaction(SIGTERM, &previous_term, nullptr);
   ::sigaction(SIGINT, &previous_int, nullptr);
   in_use = false;

@@ -3,7 +3,7 @@
 
 namespace quire {
 
-/// Catches SIGTERM and SIGINT for its lifetime and restores the handlers that were there. The first one sets a flag; a second SIGINT ends
+/// Catches SIGTERM and SIGINT for its lifetime, those included that have come while they were blocked, and restores handlers and mask. The first one sets a flag; a second SIGINT ends
 /// the process at once with status 130. Signals belong to the process, so there is one such object at a time (StateError for a second).
 class StopSignals {
  public:
