@@ -1,9 +1,11 @@
-// Trains a model: train CONFIG [section.key=value]...
+// Trains a model: train CONFIG [section.key=value]... [--ranks N]
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 
 #include "parallel/mesh.h"
+#include "run/launcher.h"
+#include "run/rank_process.h"
 #include "run/session.h"
 #include "run/signals.h"
 
@@ -11,33 +13,47 @@ namespace {
 
 using namespace quire;
 
-void train(const std::string& config_path, const std::vector<std::string>& overrides) {
-  const Config config = load_config(config_path, overrides);
-  check_world_size(mesh_shape(config), 1);
-  Session session(config);
+void train(Communicator& world, LaunchBoard* board, const Config& config) {
+  check_world_size(mesh_shape(config), world.size());
+  Session session(config, disk(), {}, &world);
   Trainer& trainer = session.trainer();
   StopSignals signals;
+  int stop = 0;
 
-  while (!signals.stop_requested()) {
+  while ((stop = session.agree_on_signal(signals.signal())) == 0) {
     const LoadedStep batch = session.next_batch();
     if (batch.empty()) break;
+    if (board != nullptr) board->set_step(trainer.steps_done() + 1);
     trainer.begin_step();
     trainer.forward_backward(batch);             // every microbatch, through the pipeline's schedule
     const StepResult result = trainer.update();  // gradient norm, clipping, AdamW
     session.record(batch, result);               // metrics, evaluation, checkpoint
   }
 
-  session.finish(signals.signal());
+  session.finish(stop);
+}
+
+/// Checks here, before anything is started, what every rank would refuse.
+int launch(const std::string& config_path, const std::vector<std::string>& overrides, int ranks) {
+  const Config config = load_config(config_path, overrides);
+  check_world_size(mesh_shape(config), ranks);
+  LaunchOptions options{.program = "train", .ranks = ranks, .arguments = {config_path}, .watchdog_seconds = config.distributed.watchdog_seconds};
+  options.arguments.insert(options.arguments.end(), overrides.begin(), overrides.end());
+  return launch_ranks(options);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Trains a decoder on packed documents. The same command again resumes from the run folder."};
-  std::string config;
+  std::string config, launch_folder;
   std::vector<std::string> overrides;
+  int ranks = 0;
   app.add_option("config", config, "TOML file; every key is listed in docs/config.md")->required();
   app.add_option("overrides", overrides, "section.key=value, instead of what the file says");
+  app.add_option("--ranks", ranks, "Start this many ranks on this machine (through mpirun); without it the program joins what mpirun or srun started")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--launched-from", launch_folder)->group("");  // how --ranks starts its ranks
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -47,10 +63,15 @@ int main(int argc, char** argv) {
     return 1;
   }
   try {
-    train(config, overrides);
-    return 0;
+    if (ranks > 1) return launch(config, overrides, ranks);  // one is this process itself
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
+  RankProcessOptions options{.launch_folder = launch_folder};
+  return run_rank("train", options, [&](Communicator& world, LaunchBoard* board) {
+    const Config read = load_config(config, overrides);
+    world.set_watchdog(read.distributed.watchdog_seconds);
+    train(world, board, read);
+  });
 }
