@@ -176,7 +176,8 @@ struct AnnouncedRanks {
 };
 AnnouncedRanks announced_ranks();
 /// Joins the job that mpirun or srun started; one per process. Throws UnsupportedError where MPI is absent or another one started the process
-/// (the announced number of ranks is not what MPI finds).
+/// (the announced number of ranks is not what MPI finds). When the last of its groups is gone, the process waits for the other ranks and ends MPI;
+/// after an error, `abort` instead.
 std::unique_ptr<Communicator> join_mpi(const CommunicatorOptions& options);
 
 }  // namespace quire

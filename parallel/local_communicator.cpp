@@ -93,7 +93,8 @@ class LocalOperation;
 /// One rank's part of the job, shared by its groups. Used by its thread only.
 struct Member {
   Member(std::shared_ptr<Job> of, int rank, int ranks, std::function<void(const std::string&)> report)
-      : job(std::move(of)), seat(job->board, static_cast<uint32_t>(ranks), rank, std::move(report)) {}
+      : job(std::move(of)), seat(job->board, static_cast<uint32_t>(ranks), rank, std::move(report),
+             [shared = job.get()] { return shared->aborted.load(); }) {}
   std::condition_variable& wake() { return job->wake[static_cast<size_t>(seat.world_rank())]; }
 
   const std::shared_ptr<Job> job;

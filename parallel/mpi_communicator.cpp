@@ -137,7 +137,7 @@ void MpiJob::open_board() {
     board = own_board.get();
     ranks = 1;
   }
-  seat.emplace(*board, static_cast<uint32_t>(ranks), world_rank, options.report);
+  seat.emplace(*board, static_cast<uint32_t>(ranks), world_rank, options.report, [] { return false; });
 }
 
 void MpiJob::progress() {
@@ -183,6 +183,8 @@ void MpiJob::finish() {
       watch.check();
       nap(watch.waited(), crowded);
     }
+  } catch (const AbortedError&) {
+    abort();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     abort();

@@ -15,6 +15,7 @@ namespace {
 
 constexpr double longest_step = 1;   // seconds between two checks that count: more means that the process itself was stopped
 constexpr double longest_grace = 2;  // seconds for the others to speak
+constexpr double last_word = 3;      // seconds for the first to say its error and to end the job
 
 std::string host_name() {
   char name[256] = "?";
@@ -68,11 +69,17 @@ void Watch::give_up(bool first) {
   // A rank that comes when the others have left (it was stopped, say) has nothing to add.
   if (board.closed.load() == 0)
     seat_.speak(fmt::format("rank {} waits {} since {:.{}f} s: giving up (host {})", seat_.world_rank(), what(), waited_, waited_ < 10 ? 1 : 0, host_name()));
-  const double grace = limit_ > 0 ? std::min(limit_, longest_grace) : longest_grace;
-  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
-  while (!seat_.all_heard() && board.closed.load() == 0 && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const auto wait_until = [](double seconds, const auto& over) {
+    const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    while (!over() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  if (!first) {  // the error is the first one's to tell
+    wait_until(longest_grace, [&] { return board.closed.load() != 0; });
+    wait_until(last_word, [&] { return seat_.ended(); });
+    fail<AbortedError>("communicator", "another rank waited too long; rank {} waited {}", seat_.world_rank(), what());
+  }
+  wait_until(limit_ > 0 ? std::min(limit_, longest_grace) : longest_grace, [&] { return seat_.all_heard(); });
   board.closed.store(1);
-  if (!first) fail<AbortedError>("communicator", "another rank waited too long; rank {} waited {}", seat_.world_rank(), what());
   fail<CommunicationError>("communicator",
                            "rank {} waited {} longer than the watchdog's {:.3g} s: that rank is stuck, stopped, dead or needs more time",
                            seat_.world_rank(), what(), limit_);

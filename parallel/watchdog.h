@@ -15,7 +15,7 @@ namespace quire {
 /// Shared by the ranks of one machine. Plain atomics, valid when zeroed, so that it may lie in memory that processes share.
 struct WatchBoard {
   std::atomic<uint32_t> expired{0};  ///< a rank has waited too long: everybody who waits says for what
-  std::atomic<uint32_t> closed{0};   ///< ... and the time for that is over
+  std::atomic<uint32_t> closed{0};   ///< ... and the time for that is over: that rank fails now
   std::atomic<uint32_t> heard{0};    ///< ranks that have spoken, or have left and will not
   std::array<std::atomic<uint64_t>, 1000> said{};  ///< digests of texts, 0: free
 
@@ -27,9 +27,9 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 /// A rank's place at the board.
 class WatchSeat {
  public:
-  /// `ranks`: how many sit at the board. An empty report writes to stderr.
-  WatchSeat(WatchBoard& board, uint32_t ranks, int world_rank, std::function<void(const std::string&)> report)
-      : board_(board), ranks_(ranks), world_rank_(world_rank), report_(std::move(report)) {}
+  /// `ranks`: how many sit at the board. An empty report writes to stderr. `ended`: whether the job was ended meanwhile, where a rank lives to ask.
+  WatchSeat(WatchBoard& board, uint32_t ranks, int world_rank, std::function<void(const std::string&)> report, std::function<bool()> ended)
+      : board_(board), ranks_(ranks), world_rank_(world_rank), report_(std::move(report)), ended_(std::move(ended)) {}
   ~WatchSeat() { leave(); }
   WatchSeat(const WatchSeat&) = delete;
   WatchSeat& operator=(const WatchSeat&) = delete;
@@ -37,6 +37,7 @@ class WatchSeat {
   WatchBoard& board() { return board_; }
   int world_rank() const { return world_rank_; }
   bool all_heard() const { return board_.heard.load() >= ranks_; }
+  bool ended() const { return ended_(); }
   void speak(const std::string& sentence);
   void leave();
 
@@ -45,6 +46,7 @@ class WatchSeat {
   const uint32_t ranks_;
   const int world_rank_;
   const std::function<void(const std::string&)> report_;
+  const std::function<bool()> ended_;
   bool counted_ = false;
 };
 
