@@ -170,7 +170,8 @@ class LocalCommunicator final : public Communicator {
         });
     const auto ours = [&](const auto& operation) { return operation->belongs_to(group_.get()); };
     member_->wake().wait(lock, [&] {
-      return std::all_of(member_->active.begin(), member_->active.end(), [&](const auto& operation) { return !ours(operation) || operation->settled(); });
+      return std::none_of(member_->active.begin(), member_->active.end(),
+                          [&](const auto& operation) { return ours(operation) && !operation->settled(); });
     });
     lock.unlock();
     std::erase_if(member_->active, ours);

@@ -49,7 +49,8 @@ struct MpiJob;
 /// A message under way, in one piece or several.
 class MpiOperation final : public Request::Operation {
  public:
-  MpiOperation(std::shared_ptr<MpiJob> job, bool sends, int other, const MessageLabel& label, std::shared_ptr<const void> keep, double watchdog_seconds)
+  MpiOperation(std::shared_ptr<MpiJob> job, bool sends, int other, const MessageLabel& label, std::shared_ptr<const void> keep,
+               double watchdog_seconds)
       : job_(std::move(job)), sends_(sends), other_(other), label_(label), keep_(std::move(keep)), watchdog_seconds_(watchdog_seconds) {}
   bool done() override;
   void wait() override;
@@ -199,7 +200,8 @@ void MpiOperation::end_piece(int code, int64_t expected, int64_t received) {
   --pending_;
   if (!error_.empty()) return;
   const auto describe = [&] {
-    return sends_ ? fmt::format("sending {} to rank {}", to_string(label_), other_) : fmt::format("receiving {} from rank {}", to_string(label_), other_);
+    return sends_ ? fmt::format("sending {} to rank {}", to_string(label_), other_)
+                  : fmt::format("receiving {} from rank {}", to_string(label_), other_);
   };
   int kind = MPI_SUCCESS;
   if (code != MPI_SUCCESS) MPI_Error_class(code, &kind);
@@ -241,7 +243,8 @@ class MpiCommunicator final : public Communicator {
   void poll() override { job_->poll(); }
 
   std::unique_ptr<Communicator> split(int colour) override {
-    const std::vector<int> members = ranks_of_colour(colour);  // every rank is here or soon will be: MPI's own split, which blocks, does not block for long
+    // After this every rank is here or soon will be, so MPI's own split, which blocks, does not block for long.
+    const std::vector<int> members = ranks_of_colour(colour);
     std::vector<int> ranks;
     for (const int member : members) ranks.push_back(world_rank(member));
     const int place = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
@@ -324,8 +327,8 @@ std::unique_ptr<Communicator> join_mpi(const CommunicatorOptions& options) {
     MPI_Finalize();
     if (provided < MPI_THREAD_FUNNELED) fail<UnsupportedError>("mpi", "{} was built without support for threads", mpi_version());
     fail<UnsupportedError>("mpi",
-                           "{} announces {} ranks, but {}, which this Quire was built for, finds {}: started by another MPI than built for. Start with "
-                           "the mpirun of {}, or build Quire again with the MPI that starts it",
+                           "{} announces {} ranks, but {}, which this Quire was built for, finds {}: started by another MPI than built for. "
+                           "Start with the mpirun of {}, or build Quire again with the MPI that starts it",
                            announced.starter, announced.size, mpi_version(), size, mpi_version());
   }
   const auto job = std::make_shared<MpiJob>(options);

@@ -68,7 +68,8 @@ void Watch::give_up(bool first) {
   WatchBoard& board = seat_.board();
   // A rank that comes when the others have left (it was stopped, say) has nothing to add.
   if (board.closed.load() == 0)
-    seat_.speak(fmt::format("rank {} waits {} since {:.{}f} s: giving up (host {})", seat_.world_rank(), what(), waited_, waited_ < 10 ? 1 : 0, host_name()));
+    seat_.speak(fmt::format("rank {} waits {} since {:.{}f} s: giving up (host {})", seat_.world_rank(), what(), waited_,
+                            waited_ < 10 ? 1 : 0, host_name()));
   const auto wait_until = [](double seconds, const auto& over) {
     const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     while (!over() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -86,7 +86,8 @@ BOOST_AUTO_TEST_CASE(another_size_or_kind_fails_on_the_receiving_rank) {
       }
     };
     check_error<CommunicationError>([&] { run_local(2, {}, body); },
-                                    {"rank 1 expects", other_kind ? "boundaries" : "16 bytes", "rank 0", "activations for stage 1, microbatch 2, step 5 of 12 bytes"});
+                                    {"rank 1 expects", other_kind ? "boundaries" : "16 bytes", "rank 0",
+                                     "activations for stage 1, microbatch 2, step 5 of 12 bytes"});
     BOOST_TEST(sender_is_well);
   }
 }

@@ -1,4 +1,5 @@
-// MPI: the checks of mpi_ranks.cpp under mpirun, for one to four processes. Passed over, with a message, where MPI is not built in or mpirun is missing.
+// MPI: the checks of mpi_ranks.cpp under mpirun, for one to four processes. Passed over, with a message, where MPI is not built in or
+// mpirun is missing.
 #include <algorithm>
 #include <set>
 
