@@ -24,6 +24,12 @@ double sum_over(Communicator& world, Rank& rank, double value) {
   return sum.to_vector<double>().at(0);
 }
 
+/// How much of a processor each thread of this rank has: 1 unless the machine's ranks have more threads than it has processors.
+double processor_share(const Communicator& world, const Rank& rank) {
+  const int announced = announced_ranks().local_size, ranks = announced > 0 ? announced : world.size();
+  return std::min(1.0, static_cast<double>(usable_processors()) / (static_cast<double>(ranks) * rank.options().threads));
+}
+
 /// The first lines in which two texts differ; both empty where they do not.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream one(a), two(b);
@@ -58,7 +64,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   trainer_->rehearse(data_.train->info().longest);
   check_kernels();
   world_.barrier({MessageKind::control, trainer_->steps_done(), -1, -1});  // all ranks measure at once: what they reach together
-  peak_flops_ = sum_over(world_, rank_, measure_peak_flops(rank_, config_.dtype()));
+  peak_flops_ = sum_over(world_, rank_, measure_peak_flops(rank_, config_.dtype()) * processor_share(world_, rank_));
   print_kernels();
   print_memory();
   upcoming_state_ = loader_->state();
