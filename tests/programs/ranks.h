@@ -17,13 +17,11 @@ inline std::string path_of_program(const std::string& name) {
 }
 
 /// For Boost's `precondition`: ranks can be started on this machine.
-struct CanStartRanks {
-  boost::test_tools::assertion_result operator()(boost::unit_test::test_unit_id) const {
-    boost::test_tools::assertion_result result(mpi_is_built() && !path_of_program("mpirun").empty());
-    result.message() << "MPI is not built in or there is no mpirun";
-    return result;
-  }
-};
+inline boost::test_tools::assertion_result can_start_ranks(boost::unit_test::test_unit_id) {
+  boost::test_tools::assertion_result result(mpi_is_built() && !path_of_program("mpirun").empty());
+  result.message() << "MPI is not built in or there is no mpirun";
+  return result;
+}
 
 /// Processes whose command line holds `mark` (a run folder, say), by rank; those that are no rank (launcher, mpirun) count from -1 down.
 inline std::map<int, pid_t> processes_of(const std::string& mark) {
