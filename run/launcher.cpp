@@ -33,8 +33,9 @@ namespace quire {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// After a rank has failed or died mpirun ends the others within two seconds, and itself. What has not ended then is killed.
-constexpr std::chrono::seconds grace_of_ranks{4}, grace_of_mpirun{2};
+// What has not ended by itself after another rank's end is killed. After a failure the others may still have something to say, and mpirun gives them a second
+// or two; after a death they can only wait in vain. mpirun is to say what it saw.
+constexpr std::chrono::milliseconds grace_after_failure{4000}, grace_after_death{500}, grace_of_mpirun{2000};
 
 /// Descriptor that is closed at the end of the scope.
 class Descriptor {
@@ -254,9 +255,10 @@ std::optional<int> Launch::first_failed() const {
 
 void Launch::rank_is_gone(int rank) {
   links_[static_cast<size_t>(rank)].descriptor.close();
-  const bool ended = board_.state(rank) == RankState::ended;
-  if (!ended && !killed_ && first_dead_ < 0 && !first_failed()) first_dead_ = rank;
-  if (!ended && !kill_at_) kill_at_ = Clock::now() + grace_of_ranks;
+  if (board_.state(rank) == RankState::ended) return;
+  const bool failed = first_failed().has_value();
+  if (!failed && !killed_ && first_dead_ < 0) first_dead_ = rank;
+  if (!kill_at_) kill_at_ = Clock::now() + (failed ? grace_after_failure : grace_after_death);
 }
 
 void Launch::read_from_mpirun(Descriptor& pipe, MpirunOutput& output) {

@@ -32,6 +32,10 @@ bool MpirunOutput::understand(std::string_view line) {
     }
     return true;
   }
+  if (holds(line, "has exited due to process rank")) {  // `mpirun has exited due to process rank 2 with PID 0 on`: without ending MPI
+    if (dead_rank_ < 0) dead_rank_ = number_after(line, "process rank");
+    return true;
+  }
   if (holds(line, "Process name: [[")) {  // `Process name: [[18705,1],1]`
     if (dead_rank_ < 0) dead_rank_ = number_after(line, "],");
     return true;
@@ -45,9 +49,11 @@ bool MpirunOutput::understand(std::string_view line) {
     if (dead_signal_ == 0) dead_signal_ = std::max(number_after(line, "(signal"), 0);
     return true;
   }
+  // A rank's Open MPI after another's death: `[vm:23267] Read -1, expected 16512, errno = 3`
+  if (line.starts_with('[') && holds(line, ", expected ") && holds(line, ", errno = ")) return true;
   for (const std::string_view known : {"MPI_ABORT was invoked", "Primary job  terminated normally, but", "processes exited with non-zero status, thus causing",
                                        "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "This typically refers to a problem with your application",
-                                       "Please see the FAQ page for debugging suggestions", "mpiexec has exited due to process rank", "sent help message help-",
+                                       "Please see the FAQ page for debugging suggestions", "sent help message help-",
                                        "orte_base_help_aggregate", "prte_base_help_aggregate", "show_help.c", "forwarding signal"})
     if (holds(line, known)) return true;
   return false;

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <thread>
@@ -33,11 +34,14 @@ LaunchBoard meet_launcher(const std::string& folder, const AnnouncedRanks& annou
   ::sigemptyset(&stops);
   for (const int signal : {SIGTERM, SIGINT}) ::sigaddset(&stops, signal);
   ::pthread_sigmask(SIG_BLOCK, &stops, nullptr);  // they are kept for the StopSignals to come
-  ::signal(SIGTTOU, SIG_IGN);                     // the launcher's terminal may be written to from another process group
+  ::signal(SIGTTOU, SIG_IGN);  // the launcher's terminal may be written to from another process group
   if (announced.size == 0) fail<UnsupportedError>("launch", "mpirun has not told this process which rank it is: started by another MPI than built for ({})", mpi_version());
   LaunchBoard board = LaunchBoard::open(board_path(folder), announced.rank);
   end_with_parent();
-  connect_to_launcher(folder, announced.rank);    // open until the process ends
+  // What Open MPI says by itself (such as that a dead rank's memory can not be read) goes on to mpirun's output, which the launcher sifts.
+  const int sifted = ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+  ::setenv("OPAL_OUTPUT_STDERR_FD", fmt::format("{}", sifted).c_str(), 0);
+  connect_to_launcher(folder, announced.rank);  // open until the process ends
   board.set_pid(::getpid());
   board.set_state(RankState::joining);
   return board;

@@ -67,6 +67,9 @@ class Program {
     return true;
   }
 
+  /// Standard output as far as it was read.
+  const std::string& output() const { return result_.out; }
+
   /// Reads to the end and returns what the program left.
   ProgramResult wait() {
     while (read_some()) {
