@@ -88,7 +88,7 @@ struct MpiJob {
     if (!requests.empty() && Clock::now() - last_progress >= between_polls) progress();
   }
   /// Waits for what is left and for the other ranks, then ends MPI.
-  void finish();
+  void finish(double watchdog_seconds);
   [[noreturn]] void abort() {
     std::fflush(nullptr);
     MPI_Abort(MPI_COMM_WORLD, 1);
@@ -164,12 +164,12 @@ void MpiJob::progress() {
   std::erase(requests, MPI_REQUEST_NULL);
 }
 
-void MpiJob::finish() {
+void MpiJob::finish(double watchdog_seconds) {
   // After an error MPI is left as it is: ending it would wait for ranks that may never come. The process ends soon, and the starter ends the others.
   if (std::uncaught_exceptions() > exceptions_when_joined) return;
   try {
     const MessageLabel label{.purpose = "end of the job"};
-    Watch watch(*seat, Watch::Waits::to_receive, -1, label, options.watchdog_seconds);
+    Watch watch(*seat, Watch::Waits::to_receive, -1, label, watchdog_seconds);
     MPI_Request all_are_here = MPI_REQUEST_NULL;
     bool posted = false;
     for (int done = 0; done == 0;) {
@@ -236,7 +236,7 @@ class MpiCommunicator final : public Communicator {
   }
   /// The last group of the process ends MPI. Communicators of MPI are left to that: freeing one is collective.
   ~MpiCommunicator() override {
-    if (--job_->groups == 0) job_->finish();
+    if (--job_->groups == 0) job_->finish(watchdog_seconds_);
   }
 
   std::string_view name() const override { return "mpi"; }

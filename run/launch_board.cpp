@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "run/descriptor.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -26,12 +27,6 @@ constexpr char magic[16] = "quire board 1";
   const int reason = errno;
   fail<FileError>(path, "the ranks' board can not be {}: {}", what, std::strerror(reason));
 }
-
-/// Closes at the end of the scope: a mapping needs no open file.
-struct Descriptor {
-  int number;
-  ~Descriptor() { if (number >= 0) ::close(number); }
-};
 
 void* map(const std::string& path, int descriptor, size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -54,10 +49,10 @@ std::string_view name_of(RankState state) {
 
 LaunchBoard LaunchBoard::create(const std::string& path, int ranks) {
   const size_t bytes = header_bytes + sizeof(Entry) * static_cast<size_t>(ranks);
-  const Descriptor file{::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));  // a mapping needs no open file later
   // Reserved now: writing into a mapped hole on a full disk would end the process by SIGBUS.
-  if (file.number < 0 || (errno = ::posix_fallocate(file.number, 0, static_cast<off_t>(bytes))) != 0) refuse(path, "made");
-  LaunchBoard board(map(path, file.number, bytes), bytes, ranks, -1);
+  if (file.number() < 0 || (errno = ::posix_fallocate(file.number(), 0, static_cast<off_t>(bytes))) != 0) refuse(path, "made");
+  LaunchBoard board(map(path, file.number(), bytes), bytes, ranks, -1);
   for (int rank = 0; rank < ranks; ++rank) board.entry(rank).step = -1;
   Header header{};
   std::memcpy(header.magic, magic, sizeof magic);
@@ -67,17 +62,17 @@ LaunchBoard LaunchBoard::create(const std::string& path, int ranks) {
 }
 
 LaunchBoard LaunchBoard::open(const std::string& path, int rank) {
-  const Descriptor file{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   struct stat status {};
-  if (file.number < 0 || ::fstat(file.number, &status) != 0) refuse(path, "opened");
+  if (file.number() < 0 || ::fstat(file.number(), &status) != 0) refuse(path, "opened");
   Header header{};
-  const bool read = ::pread(file.number, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
+  const bool read = ::pread(file.number(), &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
   if (!read || std::memcmp(header.magic, magic, sizeof magic) != 0 || header.ranks < 1 || header.ranks > (1 << 20) ||
       status.st_size != static_cast<off_t>(header_bytes + sizeof(Entry) * static_cast<size_t>(header.ranks)))
     fail<DataError>(path, "this is no board of ranks that this version writes");
   if (rank < 0 || rank >= header.ranks) fail<DataError>(path, "the board has {} ranks, this is rank {}", header.ranks, rank);
   const size_t bytes = static_cast<size_t>(status.st_size);
-  return LaunchBoard(map(path, file.number, bytes), bytes, static_cast<int>(header.ranks), rank);
+  return LaunchBoard(map(path, file.number(), bytes), bytes, static_cast<int>(header.ranks), rank);
 }
 
 LaunchBoard::~LaunchBoard() {

@@ -5,16 +5,13 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <set>
 #include <utility>
@@ -25,6 +22,7 @@
 #include "run/launch_link.h"
 #include "run/mpirun.h"
 #include "run/mpirun_output.h"
+#include "run/process_tools.h"
 #include "runtime/error.h"
 
 extern char** environ;
@@ -36,69 +34,6 @@ using Clock = std::chrono::steady_clock;
 // What has not ended by itself after another rank's end is killed. After a failure the others may still have something to say, and mpirun gives them a second
 // or two; after a death they can only wait in vain. mpirun is to say what it saw.
 constexpr std::chrono::milliseconds grace_after_failure{4000}, grace_after_death{500}, grace_of_mpirun{2000};
-
-/// Descriptor that is closed at the end of the scope.
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-  int number() const { return number_; }
-  bool open() const { return number_ >= 0; }
-  void close() {
-    if (number_ >= 0) ::close(number_);
-    number_ = -1;
-  }
-
- private:
-  int number_;
-};
-
-/// SIGTERM, SIGINT and SIGCHLD as something to poll, for its lifetime.
-class Signals {
- public:
-  Signals() {
-    sigset_t set;
-    ::sigemptyset(&set);
-    for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) ::sigaddset(&set, signal);
-    ::pthread_sigmask(SIG_BLOCK, &set, &before_);
-    descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!descriptor_.open()) fail<StateError>("launch", "signals can not be watched: {}", std::strerror(errno));
-  }
-  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-
-  int descriptor() const { return descriptor_.number(); }
-  /// The next one that has come; 0 for none.
-  int next() const {
-    signalfd_siginfo info{};
-    return ::read(descriptor_.number(), &info, sizeof info) == static_cast<ssize_t>(sizeof info) ? static_cast<int>(info.ssi_signo) : 0;
-  }
-  const sigset_t& before() const { return before_; }
-
- private:
-  sigset_t before_;
-  Descriptor descriptor_;
-};
-
-std::set<pid_t> children_of_this_process() {
-  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
-  std::set<pid_t> all;
-  for (pid_t pid; file >> pid;) all.insert(pid);
-  return all;
-}
-
-std::string own_executable() {
-  char path[PATH_MAX];
-  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path);
-  if (length <= 0 || length == static_cast<ssize_t>(sizeof path)) fail<FileError>("/proc/self/exe", "this program's own path can not be read");
-  return std::string(path, static_cast<size_t>(length));
-}
 
 std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   std::vector<char*> pointers;
@@ -116,7 +51,8 @@ class Launch {
   int run() {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // ranks whose mpirun is gone become children of this process, which ends them
     start_mpirun();
-    const Clock::time_point together = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(options_.watchdog_seconds, 1e8)));
+    const std::chrono::duration<double> patience(std::min(options_.watchdog_seconds, 1e8));
+    const Clock::time_point together = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
     while (mpirun_ > 0) {
       const std::optional<Clock::time_point> until = kill_at_ ? kill_at_ : all_together() ? std::nullopt : std::optional(together);
       watch(until);
@@ -153,7 +89,7 @@ class Launch {
   const LaunchOptions options_;
   const std::string mpirun_path_;
   const LaunchFolder folder_;
-  const Signals signals_;
+  const SignalQueue signals_;
   LaunchBoard board_;
   Descriptor listener_;
   std::vector<Link> links_;  ///< [ranks]
@@ -169,8 +105,8 @@ class Launch {
 };
 
 void Launch::start_mpirun() {
-  std::vector<std::string> arguments = {mpirun_path_, "-n", fmt::format("{}", options_.ranks), options_.executable.empty() ? own_executable() : options_.executable,
-                                        "--launched-from", folder_.path()};
+  const std::string executable = options_.executable.empty() ? own_executable() : options_.executable;
+  std::vector<std::string> arguments = {mpirun_path_, "-n", fmt::format("{}", options_.ranks), executable, "--launched-from", folder_.path()};
   arguments.insert(arguments.end(), options_.arguments.begin(), options_.arguments.end());
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
@@ -200,14 +136,15 @@ void Launch::become_mpirun(char* const* arguments, char* const* environment, int
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
   for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) ::signal(signal, SIG_DFL);
-  ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
+  ::sigprocmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
   ::execve(arguments[0], arguments, environment);
   ::_exit(127);
 }
 
 void Launch::watch(std::optional<Clock::time_point> until) {
-  std::vector<pollfd> entries = {{signals_.descriptor(), POLLIN, 0}, {listener_.number(), POLLIN, 0}, {pipes_[0].number(), POLLIN, 0}, {pipes_[1].number(), POLLIN, 0}};
-  for (const Link& link : links_) entries.push_back({link.descriptor.number(), POLLIN, 0});  // those below 0 are passed over
+  std::vector<pollfd> entries;  // those below 0 are passed over
+  for (const int descriptor : {signals_.descriptor(), listener_.number(), pipes_[0].number(), pipes_[1].number()}) entries.push_back({descriptor, POLLIN, 0});
+  for (const Link& link : links_) entries.push_back({link.descriptor.number(), POLLIN, 0});
   int64_t wait = -1;
   if (until) wait = std::clamp<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(*until - Clock::now()).count() + 1, 0, 1'000'000);
   if (!together_ && !kill_at_) wait = wait < 0 ? 100 : std::min<int64_t>(wait, 100);  // the board tells nobody that it has changed
@@ -267,9 +204,8 @@ void Launch::read_from_mpirun(Descriptor& pipe, MpirunOutput& output) {
     const ssize_t count = ::read(pipe.number(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
-    std::string shown = count > 0 ? output.take({buffer, static_cast<size_t>(count)}) : output.finish();
-    if (!shown.empty() && ::write(STDERR_FILENO, shown.data(), shown.size()) < 0) {
-    }  // an error stream that is gone changes nothing
+    const std::string shown = count > 0 ? output.take({buffer, static_cast<size_t>(count)}) : output.finish();
+    if (!shown.empty()) write_error(shown);
     if (count > 0) continue;
     pipe.close();
     return;
@@ -357,9 +293,7 @@ int Launch::verdict() {
 
 void Launch::say(const std::string& text) const {
   // Above what rank 0 had left of its progress bar.
-  const std::string line = fmt::format("{}[{}] {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", options_.program, text);
-  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
-  }  // an error stream that is gone changes nothing
+  write_error(fmt::format("{}[{}] {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "", options_.program, text));
 }
 
 }  // namespace
