@@ -150,10 +150,18 @@ class PipelinePass {
     if (p.microbatch.documents.digest() != batch.documents.digest()) note_mismatch(action);
   }
 
+  /// Those of the record; the plan's where it holds none that could be computed with. Every mismatch is noted and refused at the step's end, on all ranks at
+  /// once: an error here would leave the others waiting.
   Documents received_documents(const Action& action, Passage& p) {
-    BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}));
-    if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
-    return std::move(record.documents);
+    const Documents& planned = host(action).documents;
+    try {
+      BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}));
+      if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
+      if (record.documents.longest() <= pipeline_.model_.config().max_seq_len || record.documents == planned) return std::move(record.documents);
+    } catch (const BoundaryError&) {
+    }
+    note_mismatch(action);
+    return planned;
   }
 
   void note_mismatch(const Action& action) {
@@ -207,18 +215,21 @@ void Pipeline::set_schedule(std::function<PipelineSchedule(int64_t)> make) {
   train_programs_.clear();
 }
 
-void Pipeline::train(const PipelineWork& work) {
-  const auto count = static_cast<int64_t>(work.microbatches.size());
-  auto entry = train_programs_.find(count);
+const PipelineProgram& Pipeline::training_program(int64_t microbatches) {
+  auto entry = train_programs_.find(microbatches);
   if (entry == train_programs_.end()) {
-    const PipelineSchedule schedule = make_schedule_ ? make_schedule_(count) : make_schedule(stages_.schedule, stages_.ranks, stages_.chunks, count);
+    const PipelineSchedule schedule = make_schedule_ ? make_schedule_(microbatches) : make_schedule(stages_.schedule, stages_.ranks, stages_.chunks, microbatches);
     check_schedule(schedule);
-    if (schedule.ranks != stages_.ranks || schedule.stages != stages_.stages() || schedule.microbatches != count)
+    if (schedule.ranks != stages_.ranks || schedule.stages != stages_.stages() || schedule.microbatches != microbatches)
       fail<ScheduleError>("pipeline", "a schedule of {} ranks, {} stages and {} microbatches for {}, {} and {}", schedule.ranks, schedule.stages, schedule.microbatches,
-                          stages_.ranks, stages_.stages(), count);
-    entry = train_programs_.emplace(count, lower(schedule)).first;
+                          stages_.ranks, stages_.stages(), microbatches);
+    entry = train_programs_.emplace(microbatches, lower(schedule)).first;
   }
-  PipelinePass(*this, work, entry->second, true).run();
+  return entry->second;
+}
+
+void Pipeline::train(const PipelineWork& work) {
+  PipelinePass(*this, work, training_program(static_cast<int64_t>(work.microbatches.size())), true).run();
 }
 
 void Pipeline::forward(const PipelineWork& work) {

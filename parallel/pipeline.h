@@ -55,6 +55,8 @@ class Pipeline {
   void train(const PipelineWork& work);
   /// Makes the schedules of `train` for a number of microbatches, instead of `make_schedule`: over these stages. `train` throws ScheduleError for one that is wrong.
   void set_schedule(std::function<PipelineSchedule(int64_t microbatches)> make);
+  /// What `train` walks for so many microbatches.
+  const PipelineProgram& training_program(int64_t microbatches);
   /// Forward only, nothing is kept.
   void forward(const PipelineWork& work);
 

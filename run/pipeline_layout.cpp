@@ -80,7 +80,7 @@ std::vector<std::string> pipeline_breaks(const PipelineStages& stages) {
     const LayerRange range = stages.layers(stage);
     return std::max<int64_t>(static_cast<int64_t>(range.first), 1) < std::min<int64_t>(static_cast<int64_t>(range.last), stages.boundaries.back() - 2);
   };
-  for (int64_t stage = 1; stage < stages.stages(); ++stage)
+  for (int64_t stage = 1; stages.ranks > 1 && stage < stages.stages(); ++stage)  // a rank by itself receives nothing
     if (attends(stage)) names.push_back(fmt::format("dropped@stage{}", stage));
   if (names.size() > 1) names.push_back("swapped");
   return names;

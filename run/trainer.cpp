@@ -1,7 +1,10 @@
 #include "run/trainer.h"
 
+#include <fmt/core.h>
+
 #include <cmath>
 #include <numbers>
+#include <tuple>
 
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -145,15 +148,32 @@ void Trainer::reduce_gradients() {
                           [&](Parameter& table) { reducer_->reduce_now(table, label); });
 }
 
+void Trainer::put_mismatch(std::span<double> codes) {
+  if (const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch())
+    codes[static_cast<size_t>(groups_.world->rank())] = static_cast<double>(1 + mismatch->microbatch * stages().stages() + mismatch->stage);
+}
+
+void Trainer::refuse_mismatches(std::span<const double> codes, const std::string& where) const {
+  // A wrong record is passed on: the first stage that saw one is where to look.
+  const int64_t stages = this->stages().stages();
+  std::optional<std::tuple<int64_t, int64_t, size_t>> first;  // stage, microbatch, rank
+  for (size_t r = 0; r < codes.size(); ++r) {
+    const auto code = static_cast<int64_t>(codes[r]) - 1;
+    if (const std::tuple found{code % stages, code / stages, r}; code >= 0 && (!first || found < *first)) first = found;
+  }
+  if (!first) return;
+  const auto [stage, microbatch, rank] = *first;
+  fail<BoundaryError>("pipeline", "rank {} received other document boundaries for stage {}, microbatch {}, {}", rank, stage, microbatch, where);
+}
+
 void Trainer::combine(const Tensor& squares) {
   const int64_t parameters = squares.elements(), ranks = groups_.world->size();
-  const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch();
   std::vector<double> values(static_cast<size_t>(parameters));
   if (groups_.place.dp == 0) values = squares.to_vector<double>();  // all replicas have the same
   values.insert(values.end(), losses_.begin(), losses_.end());
   const size_t codes = values.size();
   values.resize(codes + static_cast<size_t>(ranks));
-  if (mismatch) values[codes + static_cast<size_t>(groups_.world->rank())] = static_cast<double>(1 + mismatch->microbatch * stages().stages() + mismatch->stage);
+  put_mismatch(std::span(values).subspan(codes));
   int64_t* const counts[] = {&current_.tokens, &current_.useful_pairs, &current_.computed_pairs, &current_.causal_pairs, &current_.padding};
   for (const int64_t* count : counts) values.push_back(static_cast<double>(*count));
 
@@ -166,12 +186,7 @@ void Trainer::combine(const Tensor& squares) {
   for (size_t i = 0; i < losses_.size(); ++i) loss += values[static_cast<size_t>(parameters) + i];
   loss_sum_.data<double>()[0] = loss;
   for (size_t i = 0; i < std::size(counts); ++i) *counts[i] = static_cast<int64_t>(values[codes + static_cast<size_t>(ranks) + i]);
-  for (int64_t r = 0; r < ranks; ++r) {
-    const auto code = static_cast<int64_t>(values[codes + static_cast<size_t>(r)]) - 1;
-    if (code >= 0)
-      fail<BoundaryError>("pipeline", "rank {} received other document boundaries for stage {}, microbatch {}, step {} than the plan has; no weight was changed by this step",
-                          r, code % stages().stages(), code / stages().stages(), current_.step);
-  }
+  refuse_mismatches(std::span(values).subspan(codes, static_cast<size_t>(ranks)), fmt::format("step {} than the plan has; no weight was changed by this step", current_.step));
 }
 
 StepResult Trainer::update() {
@@ -210,7 +225,8 @@ StepResult Trainer::step(const LoadedStep& batch) {
 
 Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps) {
   Loader loader(corpus, evaluation_settings(loader_settings()), share());
-  const Tensor sums = Tensor::zeros(rank_, {2}, DType::f64, Category::other);  // nats, scored targets
+  const int64_t ranks = groups_.world->size();
+  const Tensor sums = Tensor::zeros(rank_, {2 + ranks}, DType::f64, Category::other);  // nats, scored targets, mismatches of each rank
   const Tensor nats = sums.slice(0, 0, 1), one = Tensor::zeros(rank_, {1}, DType::f64, Category::other);
   double* valid = sums.data<double>() + 1;
   int64_t done = 0;
@@ -227,8 +243,10 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
     if (steps > 0 && done == steps) break;
   }
   pipeline_->take_forward_pairs();
+  put_mismatch(std::span(valid + 1, static_cast<size_t>(ranks)));
   groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, steps_done_, -1, -1});
   Evaluation result;
+  refuse_mismatches(std::span<const double>(valid + 1, static_cast<size_t>(ranks)), fmt::format("of the evaluation after step {} than the plan has", steps_done_));
   result.nats = sums.to_vector<double>().at(0);
   result.valid_tokens = static_cast<int64_t>(*valid);
   if (result.valid_tokens > 0) result.loss = result.nats / static_cast<double>(result.valid_tokens);

@@ -72,7 +72,8 @@ class Trainer {
   /// All three.
   StepResult step(const LoadedStep& batch);
 
-  /// Every document of `corpus` once, through the same packed path and layout. `steps` > 0 ends after that many global batches.
+  /// Every document of `corpus` once, through the same packed path and layout. `steps` > 0 ends after that many global batches. Throws BoundaryError as
+  /// `update` does.
   Evaluation evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps = 0);
 
   /// Forward and backward passes on made-up tokens of the largest microbatches, as many as are in flight, in documents of at most `longest` tokens, leaving no
@@ -85,6 +86,10 @@ class Trainer {
  private:
   /// This step's sums over all ranks, in place: one collective.
   void combine(const Tensor& squares);
+  /// This rank's mismatch since the last call, as a code in its place of `codes` [ranks].
+  void put_mismatch(std::span<double> codes);
+  /// Throws BoundaryError for the one at the first stage.
+  void refuse_mismatches(std::span<const double> codes, const std::string& where) const;
 
   Rank& rank_;
   Config config_;

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "run/rank_options.h"
 #include "run/trainer.h"
+#include "wire.h"
 
 namespace quire::test {
 
@@ -27,6 +28,8 @@ struct LayoutRunOptions {
   std::function<void(Trainer&)> prepare;
   /// Called on every rank instead of `Trainer::step`.
   std::function<StepResult(Trainer&, const LoadedStep&)> step;
+  /// What sees and changes a rank's messages.
+  std::function<WireHooks(Rank&, int world_rank)> wire;
 };
 
 inline std::vector<double> as_doubles(const Tensor& tensor) {
@@ -48,7 +51,8 @@ inline LayoutRun run_layout(const Config& config, const std::shared_ptr<const Co
   std::mutex mutex;
   run_local(static_cast<int>(mesh_shape(config).ranks()), {}, [&](Communicator& world) {
     Rank rank(rank_options(config));
-    Trainer trainer(rank, config, &world);
+    Wire wire(world, options.wire ? options.wire(rank, world.rank()) : WireHooks{});
+    Trainer trainer(rank, config, options.wire ? static_cast<Communicator*>(&wire) : &world);
     Loader loader(corpus, trainer.loader_settings(), trainer.share());
     if (options.prepare) options.prepare(trainer);
     for (int step = 0; step < options.steps; ++step) {

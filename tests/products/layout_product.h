@@ -1,0 +1,121 @@
+// Layouts as parameters of a product.
+#pragma once
+#include <string>
+
+#include "layout_run.h"
+#include "product_run.h"
+
+namespace quire::test {
+
+/// `1f1b`, `interleaved_1f1b 2` (chunks), `gpipe split` (backward passes split into I and W).
+struct ScheduleName {
+  std::string name;
+  int64_t chunks = 1;
+  bool split = false;
+};
+
+inline ScheduleName schedule_from(const std::string& text) {
+  std::istringstream stream(text);
+  ScheduleName result;
+  stream >> result.name;
+  for (std::string word; stream >> word;) {
+    if (word == "split") result.split = true;
+    else result.chunks = std::stoll(word);
+  }
+  return result;
+}
+
+/// Layers that so many stages can be cut from unevenly: 5, 9 or 13.
+inline int64_t layers_for(int64_t stages) { return (stages + 3) / 4 * 4 + 1; }
+
+/// Decoder layers of each stage: `by cost` (none given), `first` (all that can be in the first one), `ends` (none in the first and in the last one).
+inline std::vector<int64_t> layers_of_stages(const std::string& name, int64_t stages, int64_t layers) {
+  if (name == "by cost") return {};
+  std::vector<int64_t> result(static_cast<size_t>(stages), 1);
+  if (name == "ends" && stages > 1) {
+    result.front() = 0;
+    if (stages > 2) result.back() = 0;
+    result[1] += layers - (stages > 2 ? stages - 2 : 1);
+  } else {
+    result.front() = layers - (stages - 1);
+  }
+  return result;
+}
+
+/// Sets one parameter of a layout; others as `set_parameter` does.
+inline void set_layout_parameter(Config& config, const std::string& name, const std::string& value) {
+  if (name == "pp") config.distributed.pp = std::stoll(value);
+  else if (name == "dp") config.distributed.dp_replicate = std::stoll(value);
+  else if (name == "schedule") {
+    const ScheduleName schedule = schedule_from(value);
+    config.distributed.pp_schedule = schedule.name;
+    config.distributed.pp_chunks = schedule.chunks;
+  } else if (name != "layers") set_parameter(config, name, value);
+}
+
+/// Many short documents, some of one token (EOS alone), one as long as a row but one token, and one that a row can not hold: so mixed that no two rows of
+/// a step have the same boundaries. Two thirds of the targets are scored.
+inline std::shared_ptr<MemoryCorpus> layout_corpus() {
+  CorpusInfo info;
+  info.vocabulary_size = product_eos + 1;
+  info.eos = product_eos;
+  auto corpus = std::make_shared<MemoryCorpus>(info);
+  std::mt19937_64 random(3);
+  std::vector<int64_t> lengths{1, 1, 2, product_row - 1, product_row + 7, 1, 17};
+  for (int i = 0; i < 40; ++i) lengths.push_back(1 + static_cast<int64_t>(random() % 12));
+  for (const int64_t length : lengths) {
+    std::vector<int32_t> tokens(static_cast<size_t>(length), product_eos);
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(random() % product_eos);
+    std::vector<uint8_t> mask(tokens.size());
+    for (uint8_t& scored : mask) scored = random() % 3 != 0;
+    corpus->add(tokens, mask);
+  }
+  return corpus;
+}
+
+/// The config of a combination: six rows a step; as many layers as its stages need.
+inline Config layout_config(const TestParameters& parameters, const Combination& combination) {
+  Config config = product_config();
+  config.train.global_batch_size = 6;
+  config.train.max_steps = 30;
+  std::string cut = "by cost";
+  for (const TestParameter& parameter : parameters) {
+    set_layout_parameter(config, parameter.name, combination[parameter.name]);
+    if (parameter.name == "layers") cut = combination["layers"];
+  }
+  const int64_t stages = config.distributed.pp * config.distributed.pp_chunks;
+  config.model.n_layers = layers_for(stages);
+  config.distributed.pp_layers = layers_of_stages(cut, stages, config.model.n_layers);
+  return resolved(config);
+}
+
+/// The same training in one process.
+inline Config in_one_process(Config config) {
+  config.distributed = {};
+  return resolved(config);
+}
+
+/// What a tier runs: pairs, or the full product of all parameters but the first `drawn`, which get one value for each combination.
+inline Combinations combinations_with_drawn(const TestParameters& parameters, size_t drawn) {
+  if (!all_tier()) return pairwise(parameters);
+  const TestParameters multiplied(parameters.begin() + static_cast<ptrdiff_t>(drawn), parameters.end());
+  std::mt19937_64 random(1);
+  Combinations result;
+  for (const Combination& combination : full_product(multiplied)) {
+    std::vector<size_t> chosen;
+    for (size_t p = 0; p < drawn; ++p) chosen.push_back(random() % parameters[p].values.size());
+    chosen.insert(chosen.end(), combination.chosen().begin(), combination.chosen().end());
+    result.emplace_back(parameters, chosen);
+  }
+  return result;
+}
+
+/// Splits the backward passes of the config's schedule.
+inline void split_backward_of(Trainer& trainer) {
+  const PipelineStages stages = trainer.stages();
+  trainer.pipeline().set_schedule([stages](int64_t microbatches) {
+    return split_backward(make_schedule(stages.schedule, stages.ranks, stages.chunks, microbatches), 2);
+  });
+}
+
+}  // namespace quire::test
