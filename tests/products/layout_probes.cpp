@@ -3,7 +3,7 @@
 // Each combination: leak, gradient and alone probes on the microbatch that the real loader gives and on two equal documents, with another microbatch before and
 // after it in flight. Controls: boundaries dropped everywhere, dropped by each stage that receives them and attends (the first, a middle one, the last), and
 // records of two microbatches in flight swapped; in each of them both probes must see the leak. A pipeline of one stage has the first alone.
-// The full tier runs the full product: 1,728 layouts.
+// The full tier runs the full product of all parameters but the first three, whose values are drawn for each: 144 layouts.
 #include <fmt/format.h>
 
 #include "layout_product.h"
@@ -17,13 +17,13 @@ namespace {
 
 const TestParameters& parameters() {
   static const TestParameters all{
+      {"layers", {"by cost", "first", "ends"}},
+      {"tied", {"yes", "no"}},
+      {"threads", {"1", "2"}},
       {"pp", {"4", "3", "2", "1"}},
       {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3"}},
       {"recomputation", {"none", "attention", "full"}},
-      {"layers", {"by cost", "first", "ends"}},
       {"precision", {"f32", "bf16", "f64"}},
-      {"tied", {"yes", "no"}},
-      {"threads", {"1", "2"}},
   };
   return all;
 }
@@ -74,7 +74,7 @@ class Probed {
 BOOST_AUTO_TEST_SUITE(layout_probes_product)
 
 BOOST_AUTO_TEST_CASE(no_layout_lets_a_document_reach_another) {
-  const Combinations combinations = combinations_of_tier(parameters());
+  const Combinations combinations = combinations_with_drawn(parameters(), 3);
   BOOST_TEST(missing_pairs(parameters(), combinations).empty());
   for (const Combination& combination : combinations) Probed(combination).check();
   BOOST_TEST_MESSAGE(fmt::format("{} layouts probed", combinations.size()));

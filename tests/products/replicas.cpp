@@ -6,7 +6,7 @@
 // - all replicas hold the same bits, and two trainings in one layout do.
 // With one microbatch in the step two of three replicas have no work.
 // Controls: replicas that do not add their gradients up, and a loss divided by each replica's own targets, are far from the reference.
-// The full tier runs the full product of all parameters but the first three, whose values are drawn for each: 432 layouts and settings.
+// The full tier runs the full product of all parameters but the first three, whose values are drawn for each: 1,296 trainings, each done twice.
 #include <fmt/format.h>
 
 #include <map>
