@@ -50,7 +50,25 @@ inline void set_layout_parameter(Config& config, const std::string& name, const 
     const ScheduleName schedule = schedule_from(value);
     config.distributed.pp_schedule = schedule.name;
     config.distributed.pp_chunks = schedule.chunks;
-  } else if (name != "layers") set_parameter(config, name, value);
+  } else if (name != "layers" && name != "model") set_parameter(config, name, value);
+}
+
+/// What a model may have besides: each of these meets every layout.
+inline void set_model(Config& config, const std::string& name) {
+  if (name == "window") {
+    config.model.sliding_window = {7};
+    config.model.n_kv_heads = 2;
+    config.train.z_loss_weight = 1e-2;
+  } else if (name == "windows") {  // one for each layer
+    for (int64_t layer = 0; layer < config.model.n_layers; ++layer) config.model.sliding_window.push_back(layer % 2 == 0 ? 3 : 11);
+    config.model.qk_norm = true;
+  } else if (name == "norms") {
+    config.model.qk_norm = true;
+    config.model.n_kv_heads = 1;
+    config.train.z_loss_weight = 1e-2;
+  } else if (name != "plain") {
+    throw std::out_of_range("no model " + name);
+  }
 }
 
 /// Many short documents, some of one token (EOS alone), one as long as a row but one token, and one that a row can not hold: so mixed that no two rows of
@@ -78,13 +96,15 @@ inline Config layout_config(const TestParameters& parameters, const Combination&
   Config config = product_config();
   config.train.global_batch_size = 6;
   config.train.max_steps = 30;
-  std::string cut = "by cost";
+  std::string cut = "by cost", model = "plain";
   for (const TestParameter& parameter : parameters) {
     set_layout_parameter(config, parameter.name, combination[parameter.name]);
     if (parameter.name == "layers") cut = combination["layers"];
+    if (parameter.name == "model") model = combination["model"];
   }
   const int64_t stages = config.distributed.pp * config.distributed.pp_chunks;
   config.model.n_layers = layers_for(stages);
+  set_model(config, model);
   config.distributed.pp_layers = layers_of_stages(cut, stages, config.model.n_layers);
   return resolved(config);
 }

@@ -6,7 +6,7 @@
 // - all replicas hold the same bits, and two trainings in one layout do.
 // With one microbatch in the step two of three replicas have no work.
 // Controls: replicas that do not add their gradients up, and a loss divided by each replica's own targets, are far from the reference.
-// The full tier runs the full product of all parameters but the first three, whose values are drawn for each: 1,296 trainings, each done twice.
+// The full tier runs the full product of all parameters but the first four, whose values are drawn for each: 1,296 trainings, each done twice.
 #include <fmt/format.h>
 
 #include <map>
@@ -23,6 +23,7 @@ constexpr int steps = 4;
 
 const TestParameters& parameters() {
   static const TestParameters all{
+      {"model", {"plain", "window", "windows", "norms"}},
       {"packing", {"concat", "bfd"}},
       {"threads", {"1", "2"}},
       {"recomputation", {"none", "attention", "full"}},
@@ -160,7 +161,7 @@ class Group {
 };
 
 std::string reference_of(const Combination& combination) {
-  return combination.text({"packing", "tied"}) + fmt::format(" layers {}", layout_config(parameters(), combination).model.n_layers);
+  return combination.text({"model", "packing", "tied"}) + fmt::format(" layers {}", layout_config(parameters(), combination).model.n_layers);
 }
 
 }  // namespace
@@ -168,7 +169,7 @@ std::string reference_of(const Combination& combination) {
 BOOST_AUTO_TEST_SUITE(replicas_product)
 
 BOOST_AUTO_TEST_CASE(replicas_and_pipelines_train_as_one_process) {
-  const Combinations combinations = combinations_with_drawn(parameters(), 3);
+  const Combinations combinations = combinations_with_drawn(parameters(), 4);
   BOOST_TEST(missing_pairs(parameters(), combinations).empty());
   std::map<std::string, std::vector<const Combination*>> groups;
   for (const Combination& combination : combinations) groups[reference_of(combination)].push_back(&combination);
