@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <random>
 
 #include "check.h"
@@ -90,18 +91,89 @@ inline void run_training(const Config& config, int64_t stop_after = -1, FileSyst
   session.finish(0);
 }
 
+/// What the ranks of a run do besides training.
+struct RankHooks {
+  std::function<FileSystem&(int rank)> file_system;                                         ///< instead of the disk
+  std::function<void(Session& session, Communicator& world, int64_t done)> before_step;    ///< on every rank; `done`: steps of this call
+  int signalled = 0;                                                                        ///< the one rank that knows of the stop signal
+};
+
+/// One rank's part of `run_training_ranks`.
+inline void train_as_rank(const Config& config, Communicator& world, int64_t stop_after = -1, const RankHooks& hooks = {}) {
+  Session session(config, hooks.file_system ? hooks.file_system(world.rank()) : disk(), quiet(), &world);
+  for (int64_t done = 0;; ++done) {
+    const int own = done == stop_after && world.rank() == hooks.signalled ? SIGTERM : 0;
+    if (const int signal = session.agree_on_signal(own)) return session.finish(signal);
+    if (hooks.before_step) hooks.before_step(session, world, done);
+    const LoadedStep batch = session.next_batch();
+    if (batch.empty()) break;
+    session.record(batch, session.trainer().step(batch));
+  }
+  session.finish(0);
+}
+
+/// Trains in the config's layout, its ranks threads of this process, until max_steps, or for `stop_after` steps of this call.
+inline void run_training_ranks(const Config& config, int64_t stop_after = -1, const RankHooks& hooks = {}) {
+  run_local(static_cast<int>(mesh_shape(config).ranks()), {.report = [](const std::string&) {}},
+            [&](Communicator& world) { train_as_rank(config, world, stop_after, hooks); });
+}
+
+/// How one rank ended: the type of its error, "" for none, and what it said.
+struct RankEnd {
+  std::string error, text;
+  bool aborted() const { return error == "AbortedError"; }
+};
+
+/// Stands for a rank's death: no handler of errors takes it for one.
+struct RankDied {};
+
+/// Runs a rank's part and says how it ended.
+template <class Body>
+RankEnd end_of(Body&& body) {
+  try {
+    body();
+    return {};
+  } catch (const AbortedError& error) {
+    return {"AbortedError", error.what()};
+  } catch (const CommunicationError& error) {
+    return {"CommunicationError", error.what()};
+  } catch (const FileError& error) {
+    return {"FileError", error.what()};
+  } catch (const ConfigError& error) {
+    return {"ConfigError", error.what()};
+  } catch (const NonFiniteError& error) {
+    return {"NonFiniteError", error.what()};
+  } catch (const std::exception& error) {
+    return {"another error", error.what()};
+  } catch (const RankDied&) {
+    return {"RankDied", ""};
+  }
+}
+
+/// Runs `body` on every rank; one that fails ends the others. How each of them ended, by rank.
+template <class Body>
+std::vector<RankEnd> ends_of_ranks(int ranks, Body&& body) {
+  std::vector<RankEnd> ends(static_cast<size_t>(ranks));
+  run_local(ranks, {.report = [](const std::string&) {}}, [&](Communicator& world) {
+    RankEnd& end = ends[static_cast<size_t>(world.rank())];
+    end = end_of([&] { body(world); });
+    if (!end.error.empty()) world.abort(end.text);
+  });
+  return ends;
+}
+
 /// metrics.jsonl without what depends on the clock.
-inline std::vector<StepMetrics> metrics_of(const Config& config) {
-  std::vector<StepMetrics> all = read_metrics(disk(), config.run.dir + "/metrics.jsonl");
+inline std::vector<StepMetrics> metrics_of(const Config& config, FileSystem& fs = disk()) {
+  std::vector<StepMetrics> all = read_metrics(fs, config.run.dir + "/metrics.jsonl");
   for (StepMetrics& m : all) m = without_time(m);
   return all;
 }
 
 /// Every tensor of the newest checkpoint as bytes, by kind and name.
-inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config& config) {
-  const CheckpointSearch found = latest_checkpoint(disk(), config.run.dir);
+inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config& config, FileSystem& fs = disk()) {
+  const CheckpointSearch found = latest_checkpoint(fs, config.run.dir);
   BOOST_REQUIRE(found.found());
-  CheckpointReader reader(disk(), found.folder);
+  CheckpointReader reader(fs, found.folder);
   std::map<std::string, std::vector<std::byte>> result;
   Rank rank;
   for (const CheckpointReader::Entry& entry : reader.entries()) {
