@@ -37,10 +37,29 @@ Config in_one_process(Config config) {
   return config;
 }
 
-LoadedStep first_step(Trainer& trainer, const std::shared_ptr<const Corpus>& corpus) {
-  LoaderSettings settings = trainer.loader_settings();
+/// A replica's part of the first step. Microbatches of a single document would show nothing of boundaries: it is cut in two, elsewhere in each of them.
+LoadedStep first_step(LoaderSettings settings, const BatchShare& share, const std::shared_ptr<const Corpus>& corpus) {
   settings.prefetch = 0;
-  return Loader(corpus, settings, trainer.share()).next_step();
+  LoadedStep step = Loader(corpus, settings, share).next_step();
+  for (HostBatch& host : step.microbatches) {
+    const int64_t tokens = host.documents.tokens();
+    if (host.documents.runs().size() > 1 || tokens < 2) continue;
+    const int64_t first = 1 + (tokens / 3 + host.index) % (tokens - 1);
+    host.documents = Documents::from_lengths(std::vector<int64_t>{first, tokens - first});
+  }
+  return step;
+}
+
+/// The same with each row as one document.
+void take_rows_for_documents(LoadedStep& step) {
+  for (HostBatch& host : step.microbatches) {
+    std::vector<int64_t> lengths;
+    for (const Row& row : host.plan) {
+      lengths.push_back(0);
+      for (const Piece& piece : row) lengths.back() += piece.length;
+    }
+    host.documents = Documents::from_lengths(lengths);
+  }
 }
 
 /// One rank's part of a step; gradients that it speaks for go into `numbers`.
@@ -76,16 +95,8 @@ StepNumbers alone(const Config& config, const std::shared_ptr<const Corpus>& cor
   const Config single = in_one_process(config);
   Rank rank(rank_options(single));
   Trainer trainer(rank, single);
-  LoadedStep batch = first_step(trainer, corpus);
-  if (rows_are_documents)
-    for (HostBatch& host : batch.microbatches) {
-      std::vector<int64_t> lengths;
-      for (const Row& row : host.plan) {
-        lengths.push_back(0);
-        for (const Piece& piece : row) lengths.back() += piece.length;
-      }
-      host.documents = Documents::from_lengths(lengths);
-    }
+  LoadedStep batch = first_step(trainer.loader_settings(), trainer.share(), corpus);
+  if (rows_are_documents) take_rows_for_documents(batch);
   StepNumbers numbers;
   std::mutex mutex;
   run_step(rank, trainer, batch, weights, mutex, numbers);
@@ -101,7 +112,7 @@ StepNumbers in_layout(const Config& config, const std::shared_ptr<const Corpus>&
     options.threads = std::max(1, options.threads / world.size());
     Rank rank(options);
     Trainer trainer(rank, config, &world);
-    const LoadedStep batch = first_step(trainer, corpus);
+    const LoadedStep batch = first_step(trainer.loader_settings(), trainer.share(), corpus);
     const std::unique_ptr<BoundaryTamper> tamper = make_tamper(rank, broken, batch.microbatches);
     trainer.pipeline().set_tamper(tamper.get());
     run_step(rank, trainer, batch, weights, mutex, numbers);
@@ -162,6 +173,25 @@ CheckResult parity_check(const Config& config, std::shared_ptr<const Corpus> cor
   if (result.max_difference == 0) result.words = fmt::format("loss and all {} gradients equal those of one process, to the bit", one.gradients.size());
   else result.words = fmt::format("loss and {} gradients equal those of one process to {:.1e} of the largest; allowed: {:.0e}", one.gradients.size(), result.max_difference, tolerance_of(config));
   return result;
+}
+
+bool parity_sees(const Config& config, const std::shared_ptr<const Corpus>& corpus, const std::string& broken) {
+  LoaderSettings settings = loader_settings(parity_config(config));
+  settings.content = Content::documents;
+  const int64_t replicas = mesh_shape(config).dp;
+  for (int64_t replica = 0; replica < replicas; ++replica) {
+    const LoadedStep step = first_step(settings, {replica, replicas}, corpus);
+    LoadedStep rows = step;
+    take_rows_for_documents(rows);
+    for (size_t i = 0; i < step.microbatches.size(); ++i) {
+      const Documents& own = step.microbatches[i].documents;
+      if (broken == "unpacked" && influence_reach(config.model) != 0 && rows.microbatches[i].documents.digest() != own.digest()) return true;
+      if (broken.starts_with("dropped") && own.runs().size() > 1) return true;
+      const size_t other = i ^ 1;  // as the tamper has it
+      if (broken == "swapped" && other < step.microbatches.size() && laid_over(step.microbatches[other].documents, own.tokens()).digest() != own.digest()) return true;
+    }
+  }
+  return false;
 }
 
 CheckResult unpacked_control(const Config& config, std::shared_ptr<const Corpus> corpus, ModelSource* weights) {

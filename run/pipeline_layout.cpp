@@ -35,10 +35,10 @@ class Swapped final : public BoundaryTamper {
   Swapped(Rank& rank, const std::vector<HostBatch>& batches) : rank_(rank), batches_(batches) {}
   void received(int64_t, int64_t number, Microbatch& microbatch) override {
     const auto other = static_cast<size_t>(number ^ 1);
-    if (other >= batches_.size() || batches_[other].documents.tokens() != microbatch.size()) return;
+    if (other >= batches_.size()) return;
     const Tensor targets = microbatch.targets;
     const int64_t valid = microbatch.valid;
-    microbatch = Microbatch::make_stage(rank_, {}, {}, batches_[other].documents);
+    microbatch = Microbatch::make_stage(rank_, {}, {}, laid_over(batches_[other].documents, microbatch.size()));
     microbatch.targets = targets;
     microbatch.valid = valid;
   }
@@ -93,6 +93,13 @@ std::unique_ptr<BoundaryTamper> make_tamper(Rank& rank, const std::string& broke
   int64_t stage = 0;
   std::from_chars(broken.data() + dropped.size(), broken.data() + broken.size(), stage);
   return std::make_unique<DroppedAtStage>(stage);
+}
+
+Documents laid_over(const Documents& other, int64_t tokens) {
+  const std::vector<DocumentRun> runs = other.runs();
+  std::vector<int64_t> lengths;
+  for (int64_t left = tokens; left > 0; left -= lengths.back()) lengths.push_back(std::min<int64_t>(left, runs[lengths.size() % runs.size()].length));
+  return Documents::from_lengths(lengths);
 }
 
 ProbeInput other_boundaries(const ProbeInput& input, int64_t longest) {

@@ -42,6 +42,9 @@ std::vector<std::string> pipeline_breaks(const PipelineStages& stages);
 /// The tamper for `dropped@stageK` and `swapped`; nullptr for other names. `batches` are the microbatches of the pass; they outlive it.
 std::unique_ptr<class BoundaryTamper> make_tamper(Rank& rank, const std::string& broken, const std::vector<struct HostBatch>& batches);
 
+/// The boundaries of another microbatch, laid over one of `tokens` tokens: repeated or cut where it is longer or shorter.
+Documents laid_over(const Documents& other, int64_t tokens);
+
 /// A microbatch with the tokens of `input` and other boundaries: documents are joined in pairs, or where that is longer than `longest`, all but the first
 /// and last ones are moved by half a document.
 ProbeInput other_boundaries(const ProbeInput& input, int64_t longest);

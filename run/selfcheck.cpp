@@ -300,8 +300,8 @@ std::vector<CheckResult> check_parity(const Config& config, const std::shared_pt
   const std::string in_force = broken == "dropped" ? std::string() : broken;  // attention's own fault has no part in a training step
   std::vector<CheckResult> results{parity_check(config, corpus, weights, in_force)};
   for (const std::string& name : pipeline_breaks(stages))
-    if (name != "dropped") results.push_back(as_control(parity_check(config, corpus, weights, name), name));
-  results.push_back(unpacked_control(config, corpus, weights));
+    if (name != "dropped" && parity_sees(config, corpus, name)) results.push_back(as_control(parity_check(config, corpus, weights, name), name));
+  if (parity_sees(config, corpus, "unpacked")) results.push_back(unpacked_control(config, corpus, weights));
   return results;
 }
 

@@ -48,12 +48,14 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
     : config_(config), fs_(fs), alone_(world == nullptr ? single_communicator() : nullptr), world_(world == nullptr ? *alone_ : *world),
       resident_at_start_(resident_bytes()), rank_(rank_options(config)) {
   world_.set_watchdog(config_.distributed.watchdog_seconds);
+  check_same_config();  // before anything is made or read that only some ranks may find wrong
+  check_world_size(mesh_shape(config_), world_.size());
   if (world_.rank() == 0) {
     folder_ = std::make_unique<RunFolder>(config_.run.dir, fs_);
     log_ = std::make_unique<Log>(fs_, folder_->file("log.txt"));
   }
   data_ = open_data(config_, fs_);
-  check_same_inputs();
+  check_same_data();
   if (folder_)
     if (const std::optional<Config> before = stored_config(folder_->path(), fs_)) check_resumable(*before, config_);
   trainer_ = std::make_unique<Trainer>(rank_, config_, &world_);
@@ -78,12 +80,16 @@ void Session::say(std::string_view line) {
   if (progress_) progress_->line(line);
 }
 
-void Session::check_same_inputs() {
+void Session::check_same_config() {
   if (world_.size() == 1) return;
   const std::vector<std::string> configs = world_.gather_texts(to_toml(config_));
   for (size_t r = 1; r < configs.size(); ++r)
     if (const auto [theirs, ours] = first_difference(configs[r], configs[0]); !theirs.empty() || !ours.empty())
       fail<ConfigError>("train", "rank {} was started with another config than rank 0: `{}` there, `{}` here; allowed: one config for all ranks", r, theirs, ours);
+}
+
+void Session::check_same_data() {
+  if (world_.size() == 1) return;
   const auto digests = [](const std::shared_ptr<const Corpus>& corpus) { return corpus ? to_hex(corpus->digest()) : std::string("none"); };
   const std::vector<std::string> data = world_.gather_texts(digests(data_.train) + " and held out " + digests(data_.held_out));
   for (size_t r = 1; r < data.size(); ++r)

@@ -31,7 +31,8 @@ class Session {
   void finish(int signal);
 
  private:
-  void check_same_inputs();
+  void check_same_config();
+  void check_same_data();
   void say(std::string_view line);
   void resume();
   void read_ahead();

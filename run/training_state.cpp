@@ -31,10 +31,6 @@ json parse_state(const CheckpointReader& reader) {
   return state;
 }
 
-}  // namespace
-
-namespace {
-
 std::string state_text(Trainer& trainer, const PackingState& packing, const Corpus& corpus) {
   json state;
   state["format"] = 1;
@@ -59,7 +55,12 @@ void in_step(Communicator& world, int64_t step, Part&& part) {
   } catch (...) {
     error = std::current_exception();
   }
-  const int64_t failed = world.agree_on_largest(error ? 1 : 0, {MessageKind::control, step, -1, -1});
+  int64_t failed = 0;
+  try {
+    failed = world.agree_on_largest(error ? 1 : 0, {MessageKind::control, step, -1, -1});
+  } catch (...) {
+    if (!error) throw;  // else what went wrong here says more than that others are gone
+  }
   if (error) std::rethrow_exception(error);
   if (failed != 0) fail<AbortedError>("checkpoint", "another rank could not save step {}", step);
 }

@@ -11,7 +11,10 @@
 #include "check.h"
 #include "data/loader.h"
 #include "run/scratch.h"
+#include "run/layout_parity.h"
+#include "run/pipeline_layout.h"
 #include "run/trainer.h"
+#include "run/training_run.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -231,6 +234,104 @@ BOOST_AUTO_TEST_CASE(a_control_that_sees_no_leak_fails) {
   Deaf deaf(single);
   const ProbeInput from{{1, 2, 3, 4}, {2, 3, 4, 5}, Documents::from_lengths(std::vector<int64_t>{4})};
   for (const CheckResult& check : check_layout(deaf, single, config.model, {equal_probe_row(config.model, from, 64)})) BOOST_TEST(check.passed == !is_control(check), check.name);
+}
+
+std::set<std::string> layouts_of(const SelfcheckReport& report) {
+  std::set<std::string> names;
+  const nlohmann::json json = nlohmann::json::parse(report.to_json());
+  for (const nlohmann::json& check : json["checks"]) names.insert(check["layout"].get<std::string>());
+  return names;
+}
+
+std::vector<std::string> in_layout(int64_t pp, int64_t dp, const std::string& schedule = "1f1b", int64_t chunks = 1) {
+  return {"model.n_layers=4", "model.dim=16", "model.ffn_hidden_dim=16", fmt::format("distributed.pp={}", pp), fmt::format("distributed.dp_replicate={}", dp),
+          "distributed.pp_schedule=" + schedule, fmt::format("distributed.pp_chunks={}", chunks)};
+}
+
+BOOST_AUTO_TEST_CASE(the_user_s_layout_is_checked_by_probes_and_parity_and_the_controls_see_the_leak) {
+  const Run run;
+  struct Expected {
+    std::vector<std::string> overrides;
+    std::string probed;  // the layout of its probes; "" for none
+  };
+  for (const Expected& expected : {Expected{in_layout(2, 1), "pp 2 1f1b"}, Expected{in_layout(4, 1, "gpipe"), "pp 4 gpipe"}, Expected{in_layout(2, 1, "interleaved_1f1b", 2), "pp 2 interleaved_1f1b x 2"},
+                                   Expected{in_layout(2, 2), "pp 2 1f1b"}, Expected{in_layout(1, 2), ""}}) {
+    const Config config = run.config(expected.overrides);
+    const std::string trained = Mesh(mesh_shape(config)).name();
+    const SelfcheckReport report = selfcheck(config, {.tokens = 40});
+    BOOST_TEST(report.passed(), report.table());
+    std::set<std::string> layouts{"single", trained};
+    if (!expected.probed.empty()) layouts.insert(expected.probed);
+    BOOST_TEST(layouts_of(report) == layouts, report.table());
+    for (const std::string& name : layouts) BOOST_TEST(report.table().find("  " + name + " ") != std::string::npos, name);
+    const CheckResult& parity = find(report, "layout parity");
+    BOOST_TEST(parity.layout == trained);
+    BOOST_TEST((parity.max_difference == 0) == (config.distributed.dp_replicate == 1));
+    BOOST_TEST(find(report, "control, unpacked: layout parity").max_difference > 1e-3);
+    if (expected.probed.empty()) continue;
+    BOOST_TEST(find(report, "boundary records").layout == expected.probed);
+    for (const std::string& name : pipeline_breaks(cut_into_stages(config.model, config.distributed.pp_schedule, config.distributed.pp, config.distributed.pp_chunks, {})))
+      BOOST_TEST(find(report, "control, " + name + ": leak probe, packed row").passed);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_break_of_a_pipeline_fails_the_checks_and_an_unknown_one_is_named) {
+  const Run run;
+  std::vector<std::string> three = in_layout(3, 1);
+  three.push_back("distributed.pp_layers=[1, 2, 1]");
+  for (const std::vector<std::string>& overrides : {three, in_layout(2, 2)}) {
+    const Config config = run.config(overrides);
+    const std::vector<std::string> breaks = pipeline_breaks(cut_into_stages(config.model, "1f1b", config.distributed.pp, 1, config.distributed.pp_layers));
+    BOOST_TEST(breaks.size() == static_cast<size_t>(config.distributed.pp) + 1);  // dropped, at each stage that receives, swapped
+    for (const std::string& broken : breaks) {
+      const SelfcheckReport report = selfcheck(config, {.broken = broken, .tokens = 40});
+      BOOST_TEST(!report.passed(), broken);
+      BOOST_TEST(report.table().find("checks FAILED") != std::string::npos);
+      for (const CheckResult& check : report.checks) {
+        if (is_control(check)) BOOST_TEST(check.passed, broken << ", " << check.name << ": " << check.words);
+        else if (check.name.starts_with("leak probe") || check.name.starts_with("gradient probe")) BOOST_TEST(!check.passed, broken << ", " << check.name << ": " << check.words);
+        else if (check.name == "boundary records") BOOST_TEST(check.passed == (broken == "dropped"), broken << ", " << check.words);
+        else if (check.name == "layout parity") BOOST_TEST(check.passed == (broken == "dropped" || !parity_sees(config, open_data(config).train, broken)), broken << ", " << check.words);
+      }
+    }
+  }
+  check_error<ConfigError>([&] { selfcheck(run.config(three), {.broken = "dropped@stage9"}); }, {"'dropped@stage9'", "known: dropped, dropped@stage1, dropped@stage2, swapped", "did you mean 'dropped@stage"});
+  check_error<ConfigError>([&] { selfcheck(run.config(three), {.broken = "swaped"}); }, {"did you mean 'swapped'"});
+  check_error<ConfigError>([&] { selfcheck(run.config(), {.broken = "swapped"}); }, {"known: dropped"});
+}
+
+BOOST_AUTO_TEST_CASE(a_layout_passes_on_data_with_little_to_see) {
+  // Rows of one document, of unlike lengths, of one token; a single microbatch; attention that reaches nobody.
+  const std::string long_text(3000, 'a');
+  for (const auto& [text, settings] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {three_texts, {"data.pack_sequences=false", "train.microbatch_size=1"}},
+           {three_texts, {"data.pack_sequences=false"}},
+           {three_texts, {"data.strategy=bfd", "train.microbatch_size=1", "train.seq_len=61"}},
+           {three_texts, {"train.microbatch_size=4"}},
+           {three_texts, {"model.sliding_window=1"}},
+           {three_texts, {"train.seq_len=1", "train.microbatch_size=1"}},
+           {long_text, {"train.microbatch_size=1"}},
+           {long_text, {"data.epochs=1", "train.global_batch_size=80"}}})
+    for (const int64_t dp : {1, 2}) {
+      const Run run(text);
+      std::vector<std::string> overrides = in_layout(2, dp);
+      overrides.insert(overrides.end(), settings.begin(), settings.end());
+      const SelfcheckReport report = selfcheck(run.config(overrides), {.tokens = 30});
+      BOOST_TEST(report.passed(), settings[0] << ", dp " << dp << "\n" << report.table());
+      BOOST_TEST(find(report, "layout parity").passed);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(weights_that_stages_saved_are_checked_in_any_layout) {
+  const Run run;
+  std::vector<std::string> overrides = in_layout(4, 1);
+  overrides.insert(overrides.end(), {"train.max_steps=2", "scheduler.name=constant"});
+  const Config config = run.config(overrides);
+  run_training_ranks(config);
+  const SelfcheckReport report = selfcheck(config, {.tokens = 30}), alone = selfcheck(run.config({"model.n_layers=4", "model.dim=16", "model.ffn_hidden_dim=16", "train.max_steps=2", "scheduler.name=constant"}), {.tokens = 30});
+  BOOST_TEST(report.passed(), report.table());
+  BOOST_TEST(alone.passed(), alone.table());
+  for (const SelfcheckReport* each : {&report, &alone}) BOOST_TEST(each->table().find("step 2 of") != std::string::npos, each->table());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -141,6 +141,8 @@ RankEnd end_of(Body&& body) {
     return {"FileError", error.what()};
   } catch (const ConfigError& error) {
     return {"ConfigError", error.what()};
+  } catch (const StateError& error) {
+    return {"StateError", error.what()};
   } catch (const NonFiniteError& error) {
     return {"NonFiniteError", error.what()};
   } catch (const std::exception& error) {
@@ -169,11 +171,9 @@ inline std::vector<StepMetrics> metrics_of(const Config& config, FileSystem& fs 
   return all;
 }
 
-/// Every tensor of the newest checkpoint as bytes, by kind and name.
-inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config& config, FileSystem& fs = disk()) {
-  const CheckpointSearch found = latest_checkpoint(fs, config.run.dir);
-  BOOST_REQUIRE(found.found());
-  CheckpointReader reader(fs, found.folder);
+/// Every tensor of a checkpoint as bytes, by kind and name.
+inline std::map<std::string, std::vector<std::byte>> tensors_of(FileSystem& fs, const std::string& folder) {
+  CheckpointReader reader(fs, folder);
   std::map<std::string, std::vector<std::byte>> result;
   Rank rank;
   for (const CheckpointReader::Entry& entry : reader.entries()) {
@@ -183,6 +183,13 @@ inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config&
     result[entry.kind + " " + entry.name].assign(bytes, bytes + tensor.bytes());
   }
   return result;
+}
+
+/// Those of the newest checkpoint.
+inline std::map<std::string, std::vector<std::byte>> checkpoint_of(const Config& config, FileSystem& fs = disk()) {
+  const CheckpointSearch found = latest_checkpoint(fs, config.run.dir);
+  BOOST_REQUIRE(found.found());
+  return tensors_of(fs, found.folder);
 }
 
 inline void check_same_training(const Config& a, const Config& b, const std::string& what) {
