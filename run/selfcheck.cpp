@@ -296,12 +296,17 @@ int64_t most_tokens(const SelfcheckOptions& options, int64_t vocabulary) {
 }
 
 std::vector<CheckResult> check_parity(const Config& config, const std::shared_ptr<const Corpus>& corpus, ModelSource* weights, const std::string& broken,
-                                      const PipelineStages& stages) {
+                                      const PipelineStages& stages, std::vector<std::string>& notes) {
   const std::string in_force = broken == "dropped" ? std::string() : broken;  // attention's own fault has no part in a training step
   std::vector<CheckResult> results{parity_check(config, corpus, weights, in_force)};
+  const auto seen = [&](const std::string& name) {
+    const bool sees = parity_sees(config, corpus, name);
+    if (!sees) notes.push_back(fmt::format("note:  '{}' would change nothing in the first training step, so layout parity has no such control", name));
+    return sees;
+  };
   for (const std::string& name : pipeline_breaks(stages))
-    if (name != "dropped" && parity_sees(config, corpus, name)) results.push_back(as_control(parity_check(config, corpus, weights, name), name));
-  if (parity_sees(config, corpus, "unpacked")) results.push_back(unpacked_control(config, corpus, weights));
+    if (name != "dropped" && seen(name)) results.push_back(as_control(parity_check(config, corpus, weights, name), name));
+  if (seen("unpacked")) results.push_back(unpacked_control(config, corpus, weights));
   return results;
 }
 
@@ -345,7 +350,7 @@ SelfcheckReport selfcheck(const Config& config, const SelfcheckOptions& options,
     PipelineLayout pipeline(of_stage, model, stages, forward);
     add(check_layout(pipeline, single, config.model, {equal, packed}, options.broken));
   }
-  if (shape.ranks() > 1 || stages.stages() > 1) add(check_parity(config, data.train, weights.get(), options.broken, stages));
+  if (shape.ranks() > 1 || stages.stages() > 1) add(check_parity(config, data.train, weights.get(), options.broken, stages, report.notes));
   return report;
 }
 

@@ -99,7 +99,7 @@ void Session::check_same_data() {
 }
 
 int Session::agree_on_signal(int own) {
-  return static_cast<int>(world_.agree_on_largest(own, {MessageKind::control, trainer_->steps_done() + 1, -1, -1}));
+  return static_cast<int>(world_.agree_on_largest(own, {MessageKind::control, trainer_->steps_done() + 1, -1, -1, "stop signal"}));
 }
 
 void Session::read_ahead() {

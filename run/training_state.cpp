@@ -57,7 +57,7 @@ void in_step(Communicator& world, int64_t step, Part&& part) {
   }
   int64_t failed = 0;
   try {
-    failed = world.agree_on_largest(error ? 1 : 0, {MessageKind::control, step, -1, -1});
+    failed = world.agree_on_largest(error ? 1 : 0, {MessageKind::control, step, -1, -1, "checkpoint"});
   } catch (...) {
     if (!error) throw;  // else what went wrong here says more than that others are gone
   }
