@@ -26,7 +26,7 @@ BOOST_AUTO_TEST_CASE(memory_beyond_the_tokens_does_not_matter_25_45) {
     std::vector<double> out(static_cast<size_t>(101 * q.stride)), lse(static_cast<size_t>(101 * c.heads));
     dispatch(rank, AttentionForwardArgs{DType::f64, c.heads, c.kv_heads, c.head_dim, 101, 101, runs, runs, 0, c.scale, q.data.data(), q.stride,
                                         k.data.data(), k.stride, k.data.data(), k.stride, out.data(), q.stride, lse.data()});
-    BOOST_TEST(std::isnan(lse[static_cast<size_t>(100 * c.heads)]));
+    BOOST_TEST(!std::isfinite(lse[static_cast<size_t>(100 * c.heads)]));  // infinite or no number, as the compiler orders maxima
     BOOST_TEST(std::isfinite(lse[static_cast<size_t>(99 * c.heads)]));
   }
 }
