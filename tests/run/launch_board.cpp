@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <thread>
 
 #include "check.h"
@@ -109,6 +110,7 @@ BOOST_AUTO_TEST_CASE(a_connected_rank_has_the_launchers_output_and_its_end_is_se
   const int listener = listen_for_ranks(folder.path(), 2);
   int pipe[2];
   BOOST_REQUIRE(::pipe(pipe) == 0);
+  std::cout.flush();  // else the child may write what this process has said so far
   const pid_t launcher = ::fork();  // so that the test's own output stays what it is
   if (launcher == 0) {
     ::dup2(pipe[1], STDOUT_FILENO);
