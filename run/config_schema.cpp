@@ -136,7 +136,7 @@ void add_distributed(std::vector<ConfigKey>& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(differs(std::move(key))); };
   const char* const no_context = "context parallelism is not there yet";
   add(number("distributed", "dp_replicate", SLOT(distributed.dp_replicate), 1, most_count, "Replicas of the model."));
-  add(later(number("distributed", "dp_shard", SLOT(distributed.dp_shard), -1, most_count, "Ranks a replica is sharded over. -1: all that are left."),
+  add(later(number("distributed", "dp_shard", SLOT(distributed.dp_shard), -1, most_count, "Ranks a replica is sharded over. -1: those that pp and dp_replicate leave, which is 1 for now."),
             "sharded state is not there yet"));
   add(later(number("distributed", "tp", SLOT(distributed.tp), 1, most_count, "Tensor parallel ranks."), "tensor parallelism is not there yet"));
   add(number("distributed", "pp", SLOT(distributed.pp), 1, most_count, "Pipeline ranks."));

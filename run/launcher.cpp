@@ -73,6 +73,7 @@ class Launch {
   [[noreturn]] void become_mpirun(char* const* arguments, char* const* environment, int out, int err, pid_t parent) const;
   void watch(std::optional<Clock::time_point> until);
   void take_signal(int signal);
+  void suspend();
   void take_rank();
   void rank_is_gone(int rank);
   void read_from_mpirun(Descriptor& pipe, MpirunOutput& output);
@@ -85,6 +86,7 @@ class Launch {
   void say(const std::string& text) const;
   std::string hint() const { return options_.resume_hint.empty() ? "" : "; " + options_.resume_hint; }
   std::optional<int> first_failed() const;
+  bool all_ended() const;
 
   const LaunchOptions options_;
   const std::string mpirun_path_;
@@ -135,7 +137,7 @@ void Launch::become_mpirun(char* const* arguments, char* const* environment, int
   ::dup2(null, STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
-  for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGTERM, SIGINT, SIGTSTP, SIGCHLD}) ::signal(signal, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &signals_.mask_before(), nullptr);
   ::execve(arguments[0], arguments, environment);
   ::_exit(127);
@@ -167,13 +169,25 @@ void Launch::take_signal(int signal) {
     }
     return;
   }
+  if (signal == SIGTSTP) return suspend();
   if (stop_signal_ == 0) {
-    stop_signal_ = signal;
-    if (links_[0].descriptor.open()) ::kill(links_[0].pid, signal);
+    stop_signal_ = signal == SIGHUP ? SIGTERM : signal;  // a terminal that is gone: save as for any other end
+    if (links_[0].descriptor.open()) ::kill(links_[0].pid, stop_signal_);
   } else if (signal == SIGINT) {
     interrupted_twice_ = true;
     kill_now();
   }
+}
+
+/// Ctrl-Z: the ranks stop with this process, and go on with it.
+void Launch::suspend() {
+  const auto send = [&](int signal) {
+    for (const Link& link : links_)
+      if (link.descriptor.open()) ::kill(link.pid, signal);
+  };
+  send(SIGSTOP);
+  ::kill(::getpid(), SIGSTOP);
+  send(SIGCONT);
 }
 
 void Launch::take_rank() {
@@ -188,6 +202,12 @@ std::optional<int> Launch::first_failed() const {
   for (int rank = 0; rank < options_.ranks; ++rank)
     if (board_.state(rank) == RankState::failed) return rank;
   return std::nullopt;
+}
+
+bool Launch::all_ended() const {
+  for (int rank = 0; rank < options_.ranks; ++rank)
+    if (board_.state(rank) != RankState::ended) return false;
+  return true;
 }
 
 void Launch::rank_is_gone(int rank) {
@@ -205,7 +225,8 @@ void Launch::read_from_mpirun(Descriptor& pipe, MpirunOutput& output) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
     const std::string shown = count > 0 ? output.take({buffer, static_cast<size_t>(count)}) : output.finish();
-    if (!shown.empty()) write_error(shown);
+    // Ranks speak for themselves: after one has failed or died all that comes from mpirun is about its own end.
+    if (!shown.empty() && first_dead_ < 0 && !killed_ && !first_failed()) write_error(shown);
     if (count > 0) continue;
     pipe.close();
     return;
@@ -268,6 +289,7 @@ void Launch::end_remaining() {
 
 int Launch::verdict() {
   if (interrupted_twice_) return 130;
+  if (all_ended()) return 0;  // whatever became of mpirun meanwhile
   if (start_given_up_ || (first_dead_ < 0 && first_failed())) return 1;
   const MpirunOutput& seen = outputs_[1].dead_rank() >= 0 || outputs_[1].dead_signal() > 0 ? outputs_[1] : outputs_[0];
   // Several deaths may be seen at once here: mpirun knows the first, unless it only saw those killed after the grace.
@@ -283,10 +305,8 @@ int Launch::verdict() {
     const std::string how = signal > 0 ? fmt::format("killed by signal {}", signal) : status > 0 ? fmt::format("ended with status {}", status) : "ended too early";
     const int64_t step = board_.step(dead);
     say(fmt::format("rank {} {} {}{}", dead, how, step >= 0 ? fmt::format("at step {}", step) : "before its first step", hint()));
-  } else if (mpirun_status_ == 0) {
-    return 0;
   } else {
-    say(fmt::format("mpirun ended with status {}{}", mpirun_status_, hint()));
+    say(fmt::format("mpirun ended with status {} before the ranks{}", mpirun_status_, hint()));
   }
   return 1;
 }

@@ -15,8 +15,8 @@ struct LaunchOptions {
 };
 
 /// Returns the exit status for the whole job once no process of it is left: 0 where all ranks ended well, 1 where one failed (it has said why) or died (one
-/// line says so), 130 after a second SIGINT. SIGTERM and the first SIGINT go to rank 0, which is to agree with the others on a stop. The ranks have this
-/// process's standard output and error. SIGTERM, SIGINT and SIGCHLD are blocked while it works; nothing else of the process should wait for children.
+/// line says so), 130 after a second SIGINT. SIGTERM, SIGHUP (as SIGTERM, unless ignored) and the first SIGINT go to rank 0, which is to agree with the others on a stop; SIGTSTP stops the ranks too. The ranks have this
+/// process's standard output and error. These signals and SIGCHLD are blocked while it works; nothing else of the process should wait for children.
 /// Throws UnsupportedError where MPI is not built in, mpirun is missing, or this process was itself started by one; FileError.
 int launch_ranks(const LaunchOptions& options);
 

@@ -73,6 +73,17 @@ StepMetrics without_time(StepMetrics metrics) {
   return metrics;
 }
 
+std::string few_names(std::string_view list) {
+  constexpr int most = 3;
+  size_t end = 0, more = 0;
+  int names = 0;
+  for (size_t at = list.find(", "); at != std::string_view::npos; at = list.find(", ", at + 2)) {
+    if (++names == most) end = at;
+    if (names >= most) ++more;
+  }
+  return more == 0 ? std::string(list) : fmt::format("{} and {} more", list.substr(0, end), more);
+}
+
 std::string to_json(const StepMetrics& m) {
   std::string out = fmt::format("{{\"step\":{},\"epoch\":{},\"loss\":{},\"valid_tokens\":{},\"tokens\":{},\"grad_norm\":{},\"lr\":{},\"skipped\":{}", m.step,
                                 m.epoch, number_text(m.loss), m.valid_tokens, m.tokens, number_text(m.grad_norm), number_text(m.lr), m.skipped);

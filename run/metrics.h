@@ -40,6 +40,9 @@ struct StepMetrics {
 /// The same with the fields that depend on the clock and the machine set to nothing: equal for equal trainings.
 StepMetrics without_time(StepMetrics metrics);
 
+/// `a, b, c and 71 more` of a list divided by commas: as much as a line has room for.
+std::string few_names(std::string_view list);
+
 /// One line without its newline, keys in a fixed order.
 std::string to_json(const StepMetrics& metrics);
 /// Throws DataError, `where` in front, for anything that is not such an object. Unknown keys are passed over.

@@ -16,7 +16,9 @@ namespace quire {
 SignalQueue::SignalQueue() {
   sigset_t set;
   ::sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) ::sigaddset(&set, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGTSTP, SIGCHLD}) ::sigaddset(&set, signal);
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) ::sigaddset(&set, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &set, &before_);
   descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (descriptor_.open()) return;

@@ -10,7 +10,7 @@
 
 namespace quire {
 
-/// SIGTERM, SIGINT and SIGCHLD as something to poll, blocked for its lifetime.
+/// SIGTERM, SIGINT, SIGTSTP, SIGCHLD and, unless it is ignored (nohup), SIGHUP as something to poll, blocked for its lifetime.
 class SignalQueue {
  public:
   SignalQueue();

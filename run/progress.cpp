@@ -58,7 +58,7 @@ std::string bar_text(double share, int width) {
 std::string step_line(const StepMetrics& m, int64_t max_steps, std::optional<double> seconds_left, int columns) {
   const std::string most = fmt::format("{}", max_steps);
   std::vector<Field> fields = {{fmt::format("step {:>{}}/{}", m.step, most.size(), most), 9}, {fmt::format("loss {:.4f}", m.loss), 9}};
-  if (m.skipped) fields.push_back({m.non_finite.empty() ? "SKIPPED" : fmt::format("SKIPPED: {} not finite", m.non_finite), 8});
+  if (m.skipped) fields.push_back({m.non_finite.empty() ? "SKIPPED" : fmt::format("SKIPPED: {} not finite", few_names(m.non_finite)), 8});
   if (m.eval_loss)
     fields.push_back({m.eval_bits_per_byte ? fmt::format("held out {:.4f}, {:.4f} bits/byte", *m.eval_loss, *m.eval_bits_per_byte)
                                            : fmt::format("held out {:.4f}", *m.eval_loss), 7});

@@ -84,6 +84,7 @@ int end_all(const char* program, Communicator& world, LaunchBoard* board) {
 }  // namespace
 
 int run_rank(const char* program, const RankProcessOptions& options, const std::function<void(Communicator& world, LaunchBoard* board)>& body) {
+  ::signal(SIGPIPE, SIG_IGN);  // nobody reads what is printed: no reason to end a training
   const AnnouncedRanks announced = announced_ranks();
   std::optional<LaunchBoard> board;
   std::unique_ptr<Communicator> world;

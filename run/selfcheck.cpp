@@ -279,6 +279,8 @@ namespace {
 
 void check_break(const std::string& broken, const std::vector<std::string>& known) {
   if (broken.empty() || std::find(known.begin(), known.end(), broken) != known.end()) return;
+  if (known.size() == 1 && (broken == "swapped" || broken.starts_with("dropped@stage")))
+    fail<ConfigError>("selfcheck", "--break {} needs boundaries that travel between pipeline stages: set distributed.pp to 2 or more; known: {}", broken, fmt::join(known, ", "));
   const std::string near = nearest(broken, known);
   fail<ConfigError>("selfcheck", "--break '{}' is unknown; known: {}{}", broken, fmt::join(known, ", "), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }

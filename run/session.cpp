@@ -82,7 +82,12 @@ void Session::say(std::string_view line) {
 
 void Session::check_same_config() {
   if (world_.size() == 1) return;
-  const std::vector<std::string> configs = world_.gather_texts(to_toml(config_));
+  Config shared = config_;  // without what belongs to each rank's machine; data are compared by digest
+  shared.run.threads = shared.run.memory_limit = 0;
+  shared.run.pin_threads = false;
+  shared.data.dataset_path = "data";
+  if (!shared.data.eval_path.empty()) shared.data.eval_path = "held-out data";
+  const std::vector<std::string> configs = world_.gather_texts(to_toml(shared));
   for (size_t r = 1; r < configs.size(); ++r)
     if (const auto [theirs, ours] = first_difference(configs[r], configs[0]); !theirs.empty() || !ours.empty())
       fail<ConfigError>("train", "rank {} was started with another config than rank 0: `{}` there, `{}` here; allowed: one config for all ranks", r, theirs, ours);
@@ -258,7 +263,7 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
     if (progress_) progress_->logged(metrics);
     if (result.skipped)
       say(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
-                                   : fmt::format("step {}: not finite: {}; no weight changed ({} such steps so far)", result.step, metrics.non_finite, non_finite_steps_));
+                                   : fmt::format("step {}: not finite; no weight changed ({} such steps so far)", result.step, non_finite_steps_));
   }
   if (config_.checkpoint.interval > 0 && result.step % config_.checkpoint.interval == 0) save();
 }
@@ -273,7 +278,7 @@ void Session::finish(int signal) {
   if (saved_step_ != trainer_->steps_done()) save();
   if (progress_) progress_->finish();
   if (signal != 0)
-    say(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : "SIGTERM", trainer_->steps_done()));
+    say(fmt::format("stopped by {} after step {}; saved; the same command resumes", signal == SIGINT ? "SIGINT" : signal == SIGHUP ? "SIGHUP" : "SIGTERM", trainer_->steps_done()));
   else
     say(fmt::format("done: {} steps{}; checkpoint in {}/checkpoints", trainer_->steps_done(),
                     trainer_->skipped_in_a_row() > 0 ? fmt::format(", the last {} skipped as not finite", trainer_->skipped_in_a_row()) : "", config_.run.dir));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <iterator>
 
 #include "runtime/error.h"
 
@@ -15,7 +16,8 @@ namespace {
 std::atomic<int> received{0};
 std::atomic<bool> in_use{false};
 std::atomic<bool> tells_terminal{false};
-struct sigaction previous_term, previous_int;
+constexpr int stop_signals[] = {SIGTERM, SIGINT, SIGHUP};
+struct sigaction previous[std::size(stop_signals)];
 sigset_t previous_mask;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
@@ -43,19 +45,20 @@ StopSignals::StopSignals() {
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGTERM, &action, &previous_term);
-  ::sigaction(SIGINT, &action, &previous_int);
   sigset_t stops;
   ::sigemptyset(&stops);
-  ::sigaddset(&stops, SIGTERM);
-  ::sigaddset(&stops, SIGINT);
+  for (size_t i = 0; i < std::size(stop_signals); ++i) {
+    ::sigaddset(&stops, stop_signals[i]);
+    ::sigaction(stop_signals[i], nullptr, &previous[i]);
+    const bool ignored = stop_signals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN;  // nohup
+    if (!ignored) ::sigaction(stop_signals[i], &action, nullptr);
+  }
   ::pthread_sigmask(SIG_UNBLOCK, &stops, &previous_mask);
 }
 
 StopSignals::~StopSignals() {
   ::pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
-  ::sigaction(SIGTERM, &previous_term, nullptr);
-  ::sigaction(SIGINT, &previous_int, nullptr);
+  for (size_t i = 0; i < std::size(stop_signals); ++i) ::sigaction(stop_signals[i], &previous[i], nullptr);
   in_use = false;
 }
 

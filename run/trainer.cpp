@@ -8,6 +8,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "run/metrics.h"
 
 namespace quire {
 
@@ -210,7 +211,7 @@ StepResult Trainer::update() {
       for (const std::string& name : optimizer_->non_finite()) names += (names.empty() ? "" : ", ") + name;
       fail<NonFiniteError>("train", "loss or gradients were not finite in {} steps in a row, up to step {} (loss {}); gradients not finite: {}; "
                            "no weight was changed by them; lower optimizer.lr or look at the data", skipped_in_a_row_, step, result.loss,
-                           names.empty() ? "none" : names);
+                           names.empty() ? "none" : few_names(names));
     }
   }
   steps_done_ = step;

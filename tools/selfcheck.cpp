@@ -18,7 +18,9 @@ int main(int argc, char** argv) {
   app.add_option("config", config_path, "the run's TOML file")->required()->type_name("CONFIG");
   app.add_option("override", overrides, "settings instead of the file's: section.key=value")->type_name("KEY=VALUE");
   app.add_flag("--json", json, "print {\"passed\": ..., \"checks\": [...]} instead of the table");
-  app.add_option("--break", options.broken, "break a property on purpose, so that the checks fail: dropped (attention loses the boundaries)");
+  app.add_option("--break", options.broken, "break a property on purpose, so that the checks fail: dropped (attention loses the boundaries); with pipeline stages also "
+                 "dropped@stageK (stage K loses those it received) and swapped (stages use another microbatch's)")
+      ->check([](const std::string& name) { return name.empty() ? std::string("a name is missing") : std::string(); });
   app.add_option("--tokens", options.tokens, "most tokens of a probed row")->capture_default_str()->check(CLI::Range(int64_t{4}, int64_t{1} << 24));
   try {
     app.parse(argc, argv);

@@ -90,7 +90,7 @@ BOOST_AUTO_TEST_CASE(a_world_of_another_size_is_refused_with_the_arithmetic) {
   for_shapes([](const Mesh& mesh) { BOOST_CHECK_NO_THROW(check_world_size(mesh.shape(), mesh.shape().ranks())); });
   check_error<ConfigError>([] { check_world_size({2, 2, 1, 1}, 3); },
                            {"pp 2 x dp 2 x cp 1 x tp 1 = 4 ranks", "the world has 3", "--ranks 4", "one replica takes 2"});
-  check_error<ConfigError>([] { check_world_size({2, 1, 1, 1}, 6); }, {"= 2 ranks", "the world has 6", "dp_replicate x dp_shard to 6 / 2 = 3"});
+  check_error<ConfigError>([] { check_world_size({2, 1, 1, 1}, 6); }, {"= 2 ranks", "the world has 6", "distributed.dp_replicate to 6 / 2 = 3"});
   check_error<ConfigError>([] { check_world_size({1, 1, 1, 1}, 2); }, {"= 1 rank,", "the world has 2"});
   check_error<ConfigError>([] { check_world_size({2, 0, 1, 1}, 0); }, {"dp 0", "1 or more"});
   check_error<ConfigError>([] { check_world_size({-2, -2, 1, 1}, 4); }, {"pp -2", "1 or more"});

@@ -53,6 +53,12 @@ BOOST_AUTO_TEST_CASE(every_double_reads_back_as_the_same_bits) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_long_list_of_names_is_cut) {
+  for (const char* whole : {"", "loss", "a, b, c"}) BOOST_TEST(few_names(whole) == whole);
+  BOOST_TEST(few_names("a, b, c, d") == "a, b, c and 1 more");
+  BOOST_TEST(few_names("layers.0, layers.1, layers.2, layers.3, layers.4") == "layers.0, layers.1, layers.2 and 2 more");
+}
+
 BOOST_AUTO_TEST_CASE(non_finite_numbers_are_null_and_read_as_nan) {
   StepMetrics m;
   m.loss = std::numeric_limits<double>::quiet_NaN();

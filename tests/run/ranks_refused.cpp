@@ -49,8 +49,7 @@ BOOST_AUTO_TEST_CASE(configs_that_differ_are_refused_by_all_naming_the_key_befor
   Scratch scratch;
   const Config config = ranks_config(scratch, "run", 2, 1);
   for (const auto& [other, word] : std::vector<std::pair<std::string, std::string>>{
-           {"optimizer.lr=0.5", "lr = 0.5"}, {"model.n_layers=6", "n_layers = 6"}, {"train.seq_len=32", "seq_len = 32"}, {"data.separator=&", "separator = \"&\""},
-           {"data.dataset_path=missing.txt", "missing.txt"}}) {
+           {"optimizer.lr=0.5", "lr = 0.5"}, {"model.n_layers=6", "n_layers = 6"}, {"train.seq_len=32", "seq_len = 32"}, {"data.separator=&", "separator = \"&\""}}) {
     const auto ends = start({config, ranks_config(scratch, "run", 2, 1, {other})});
     check_refused(ends, "ConfigError", {"[train]", "rank 1", "rank 0", word, "allowed: one config for all ranks"});
     BOOST_TEST(!std::filesystem::exists(config.run.dir));
@@ -60,6 +59,14 @@ BOOST_AUTO_TEST_CASE(configs_that_differ_are_refused_by_all_naming_the_key_befor
   check_refused(start({grid, grid, ranks_config(scratch, "grid", 2, 2, {"train.seed=1"}), grid}), "ConfigError", {"rank 2", "seed = 1", "seed = 42"});
   // Ranks that believe in meshes of different sizes.
   check_refused(start({config, ranks_config(scratch, "run", 1, 1)}), "ConfigError", {"pp = "});
+}
+
+BOOST_AUTO_TEST_CASE(ranks_may_differ_in_threads_and_in_where_their_data_lie) {
+  Scratch scratch;
+  const Config config = ranks_config(scratch, "run", 2, 1);
+  std::filesystem::copy_file(scratch.path("text.txt"), scratch.path("copy.txt"));
+  for (const RankEnd& end : start({config, ranks_config(scratch, "run", 2, 1, {"run.threads=2", "data.dataset_path=" + scratch.path("copy.txt")})}))
+    BOOST_TEST(end.error == "", end.text);
 }
 
 BOOST_AUTO_TEST_CASE(a_world_that_the_mesh_does_not_fill_is_refused_by_all) {
@@ -150,7 +157,7 @@ BOOST_AUTO_TEST_CASE(too_many_steps_that_are_not_finite_end_all_ranks_with_one_s
     if (done == 2 && world.rank() >= 0) plant(session, HUGE_VALF, "layers.3.");
   };
   const auto ends = ends_of_ranks(4, [&](Communicator& world) { train_as_rank(config, world, -1, hooks); });
-  check_refused(ends, "NonFiniteError", {"3 steps in a row", "step 5", "layers.3."});
+  check_refused(ends, "NonFiniteError", {"3 steps in a row", "step 5", "embedding.weight", " more;"});
   BOOST_TEST(metrics_of(config).back().step == 4);
   BOOST_TEST(!latest_checkpoint(disk(), config.run.dir).found());
 }
