@@ -121,6 +121,35 @@ BOOST_AUTO_TEST_CASE(a_stop_signal_saves_and_any_other_layout_goes_on) {
   check_same_training(workshop.config_of("whole"), workshop.config_of("moved"), "moved through three layouts");
 }
 
+BOOST_AUTO_TEST_CASE(a_terminal_that_hangs_up_saves_and_ctrl_z_stops_the_ranks_too) {
+  Ranks workshop;
+  const std::string mark = workshop.path("signals");
+  const auto state = [](pid_t pid) {
+    const std::string stat = contents(fmt::format("/proc/{}/stat", pid));
+    return stat.substr(stat.rfind(')') + 2, 1);
+  };
+  Program program(workshop.started("signals", 2, with(many, {"distributed.pp=2", "distributed.watchdog_seconds=30"})));
+  BOOST_REQUIRE(program.wait_for("step     20/100000"));
+  const std::map<int, pid_t> before = processes_of(mark);
+  program.send(SIGTSTP);
+  for (const int rank : {0, 1}) {
+    for (int tenths = 0; tenths < 100 && state(before.at(rank)) != "T"; ++tenths) ::usleep(100000);
+    BOOST_TEST(state(before.at(rank)) == "T");
+  }
+  program.send(SIGCONT);
+  for (const int rank : {0, 1}) {
+    for (int tenths = 0; tenths < 100 && state(before.at(rank)) == "T"; ++tenths) ::usleep(100000);
+    BOOST_TEST(state(before.at(rank)) != "T");
+  }
+  program.send(SIGHUP);
+  const ProgramResult result = program.wait();
+  BOOST_TEST(result.status == 0);
+  BOOST_TEST(result.err == "");
+  BOOST_TEST(result.out.find("saved; the same command resumes") != std::string::npos);
+  BOOST_TEST(latest_checkpoint(disk(), mark).found());
+  BOOST_TEST(processes_left(mark).empty());
+}
+
 BOOST_AUTO_TEST_CASE(mpirun_alone_starts_ranks_that_join) {
   Ranks workshop;
   run_well(workshop.started("one", 0, {}));
