@@ -35,8 +35,8 @@ def main(out, *runs):
         svg.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[i]}" stroke-width="{width}" stroke-dasharray="{DASHES[i]}" stroke-dashoffset="{OFFSETS[i]}"/>')
         off = max(abs(loss - base[step]) / base[step] for step, loss in curve)
         said = "" if i == 0 else ": the same bits" if off == 0 else f": within {off:.0e}"
-        svg.append(f'<path d="M{WIDTH - 330} {TOP + 20 * i}h34" stroke="{COLOURS[i]}" stroke-width="{width}" stroke-dasharray="{DASHES[i]}"/>'
-                   f'<text x="{WIDTH - 286}" y="{TOP + 4 + 20 * i}">{label}{said}</text>')
+        svg.append(f'<path d="M{WIDTH - 390} {TOP + 20 * i}h34" stroke="{COLOURS[i]}" stroke-width="{width}" stroke-dasharray="{DASHES[i]}"/>'
+                   f'<text x="{WIDTH - 346}" y="{TOP + 4 + 20 * i}">{label}{said}</text>')
     svg.append("</svg>")
     with open(out, "w") as file:
         file.write("\n".join(svg) + "\n")
