@@ -72,6 +72,35 @@ void wait_all(const std::vector<Request>& requests) {
 /// First element of a rank's slice: as even as can be, the slice of rank r ends where the next begins.
 int64_t slice_begin(int64_t elements, int rank, int size) { return elements / size * rank + std::min<int64_t>(rank, elements % size); }
 
+/// Every rank gets its part of all ranks' values, combined in the order of ranks. `part(r)`: what rank r is to combine.
+template <class Part>
+void combine_parts(Communicator& group, Rank& rank, const Part& part, void* into, Reduction reduction, const MessageLabel& label) {
+  const Tensor own = part(group.rank());
+  const Tensor received = Tensor::empty(rank, {group.size(), own.elements()}, own.dtype(), Category::workspace);
+  std::vector<const std::byte*> places;
+  std::vector<Request> requests;
+  for (int other = 0; other < group.size(); ++other) {
+    const Tensor theirs = other == group.rank() ? own : received.slice(0, other, other + 1);
+    places.push_back(bytes_of(theirs));
+    if (other != group.rank()) requests.push_back(group.receive(theirs, other, label));
+  }
+  for (int other = 0; other < group.size(); ++other)
+    if (other != group.rank()) requests.push_back(group.send(part(other), other, label));
+  wait_all(requests);
+  combine(rank, places, own.dtype(), into, own.elements(), reduction);
+}
+
+/// Every rank gets every other's part. `part(r)`: where that of rank r lies.
+template <class Part>
+void share_parts(Communicator& group, const Part& part, const MessageLabel& label) {
+  std::vector<Request> requests;
+  for (int other = 0; other < group.size(); ++other)
+    if (other != group.rank()) requests.push_back(group.receive(part(other), other, label));
+  for (int other = 0; other < group.size(); ++other)
+    if (other != group.rank()) requests.push_back(group.send(part(group.rank()), other, label));
+  wait_all(requests);
+}
+
 Tensor flat(const Tensor& tensor) { return tensor.reshape({tensor.elements()}); }
 
 void require_multiple(std::string_view where, const Tensor& mine, const Tensor& all, int size) {
@@ -94,27 +123,8 @@ void Communicator::all_reduce(Rank& rank, const Tensor& values, Reduction reduct
   const auto slice = [&](int owner) {
     return whole.slice(0, slice_begin(whole.elements(), owner, size_), slice_begin(whole.elements(), owner + 1, size_));
   };
-  const Tensor own = slice(rank_);
-  {
-    const Tensor parts = Tensor::empty(rank, {size_, own.elements()}, values.dtype(), Category::workspace);
-    std::vector<const std::byte*> places;
-    std::vector<Request> requests;
-    for (int other = 0; other < size_; ++other) {
-      const Tensor part = other == rank_ ? own : parts.slice(0, other, other + 1);
-      places.push_back(bytes_of(part));
-      if (other != rank_) requests.push_back(receive(part, other, named));
-    }
-    for (int other = 0; other < size_; ++other)
-      if (other != rank_) requests.push_back(send(slice(other), other, named));
-    wait_all(requests);
-    combine(rank, places, values.dtype(), own.raw(), own.elements(), reduction);
-  }
-  std::vector<Request> requests;
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_) requests.push_back(receive(slice(other), other, named));
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_) requests.push_back(send(own, other, named));
-  wait_all(requests);
+  combine_parts(*this, rank, slice, slice(rank_).raw(), reduction, named);
+  share_parts(*this, slice, named);
 }
 
 void Communicator::all_reduce_small(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label) {
@@ -131,14 +141,9 @@ void Communicator::all_gather(Rank& rank, const Tensor& mine, const Tensor& all,
   if (mine.elements() == 0) return;
   const MessageLabel named = with_purpose(label, "all-gather");
   const Tensor whole = all.reshape({size_, mine.elements()});
-  const Tensor own = whole.slice(0, rank_, rank_ + 1);
-  if (own.raw() != mine.raw()) copy(rank, flat(mine), own.reshape({mine.elements()}));
-  std::vector<Request> requests;
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_) requests.push_back(receive(whole.slice(0, other, other + 1), other, named));
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_) requests.push_back(send(own, other, named));
-  wait_all(requests);
+  const auto row = [&](int owner) { return whole.slice(0, owner, owner + 1); };
+  if (row(rank_).raw() != mine.raw()) copy(rank, flat(mine), row(rank_).reshape({mine.elements()}));
+  share_parts(*this, row, named);
 }
 
 void Communicator::reduce_scatter(Rank& rank, const Tensor& all, const Tensor& mine, const MessageLabel& label) {
@@ -149,19 +154,7 @@ void Communicator::reduce_scatter(Rank& rank, const Tensor& all, const Tensor& m
   if (mine.elements() == 0) return;
   const MessageLabel named = with_purpose(label, "reduce-scatter");
   const Tensor whole = all.reshape({size_, mine.elements()});
-  const Tensor own = whole.slice(0, rank_, rank_ + 1);
-  const Tensor parts = size_ > 1 ? Tensor::empty(rank, {size_, mine.elements()}, mine.dtype(), Category::workspace) : own;
-  std::vector<const std::byte*> places;
-  std::vector<Request> requests;
-  for (int other = 0; other < size_; ++other) {
-    const Tensor part = other == rank_ ? own : parts.slice(0, other, other + 1);
-    places.push_back(bytes_of(part));
-    if (other != rank_) requests.push_back(receive(part, other, named));
-  }
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_) requests.push_back(send(whole.slice(0, other, other + 1), other, named));
-  wait_all(requests);
-  combine(rank, places, mine.dtype(), mine.raw(), mine.elements(), Reduction::sum);
+  combine_parts(*this, rank, [&](int owner) { return whole.slice(0, owner, owner + 1); }, mine.raw(), Reduction::sum, named);
 }
 
 void Communicator::broadcast(Rank&, const Tensor& values, int root, const MessageLabel& label) {

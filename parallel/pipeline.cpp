@@ -147,7 +147,7 @@ class PipelinePass {
     p.microbatch = Microbatch::make_stage(rank_, action.stage == 0 ? batch.tokens : none, last ? batch.targets : none, std::move(documents));
     if (action.stage == 0 || is_here(action.stage - 1)) return;
     if (pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
-    if (p.microbatch.documents.digest() != batch.documents.digest()) note_mismatch(action);
+    if (p.microbatch.documents != batch.documents) note_mismatch(action);
   }
 
   /// Those of the record; the plan's where it holds none that could be computed with. Every mismatch is noted and refused at the step's end, on all ranks at

@@ -45,6 +45,19 @@ inline void keep(std::map<std::string, std::vector<double>>& all, const std::str
   if (!fresh && !(entry->second == values)) run.disagreements.push_back(fmt::format("{} of {}", what, name));
 }
 
+/// Each row taken for one document: what training without boundaries sees.
+inline LoadedStep without_boundaries(LoadedStep batch) {
+  for (HostBatch& host : batch.microbatches) {
+    std::vector<int64_t> lengths;
+    for (const Row& row : host.plan) {
+      lengths.push_back(0);
+      for (const Piece& piece : row) lengths.back() += piece.length;
+    }
+    host.documents = Documents::from_lengths(lengths);
+  }
+  return batch;
+}
+
 inline LayoutRun run_layout(const Config& config, const std::shared_ptr<const Corpus>& corpus, const LayoutRunOptions& options = {}) {
   LayoutRun run;
   run.gradients.resize(static_cast<size_t>(options.steps));

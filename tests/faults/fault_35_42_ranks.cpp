@@ -5,15 +5,6 @@
 using namespace quire;
 using namespace quire::test;
 
-namespace {
-
-Config ranks_config(const Scratch& scratch, const std::string& run, int64_t pp, int64_t dp, std::vector<std::string> overrides = {}) {
-  overrides.insert(overrides.begin(), {"model.n_layers=4", fmt::format("distributed.pp={}", pp), fmt::format("distributed.dp_replicate={}", dp), "distributed.watchdog_seconds=60"});
-  return small_config(scratch, run, overrides);
-}
-
-}  // namespace
-
 BOOST_AUTO_TEST_SUITE(fault_35_42_ranks)
 
 BOOST_AUTO_TEST_CASE(entry_35_batches_and_microbatches_without_a_target_are_steps_like_others_and_change_nothing) {

@@ -27,19 +27,6 @@ inline std::vector<LoadedStep> loaded_steps(const Config& config, const std::sha
   return result;
 }
 
-/// Each row taken for one document: what training without boundaries sees.
-inline LoadedStep without_boundaries(LoadedStep batch) {
-  for (HostBatch& host : batch.microbatches) {
-    std::vector<int64_t> lengths;
-    for (const Row& row : host.plan) {
-      lengths.push_back(0);
-      for (const Piece& piece : row) lengths.back() += piece.length;
-    }
-    host.documents = Documents::from_lengths(lengths);
-  }
-  return batch;
-}
-
 /// Masters of all parameters that a rank holds.
 inline std::vector<std::vector<double>> masters_of(Trainer& trainer) {
   std::vector<std::vector<double>> all;

@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(long_documents_cut_into_units) {
   Rank rank(poisoned_ranks(3).front());
   for (int64_t window : {0, 300}) {
     const AttentionCase c = random_case(random, std::vector<int64_t>{3, 513, 1, 2000, 20}, 2, 1, 4, window);
-    check_near(both<double>(rank, c), literal<double>(c), 1e-11);
+    check_near(both<double>(rank, c), literal<double>(c), 1e-12);
     const AttentionCase single = rounded_case<float>(c);
     Rule rule;
     rule.add<float>(both<float>(rank, single), single);
@@ -188,9 +188,9 @@ BOOST_AUTO_TEST_CASE(backward_adds_to_what_is_there) {
     c.dense = dense;
     const AttentionForward result = forward<double>(rank, c);
     const AttentionBackward zero = backward<double>(rank, c, result), five = backward<double>(rank, c, result, 5);
-    for (size_t i = 0; i < zero.dq.size(); ++i) BOOST_REQUIRE_SMALL(five.dq[i] - zero.dq[i] - 5, 1e-11);
-    for (size_t i = 0; i < zero.dk.size(); ++i) BOOST_REQUIRE_SMALL(five.dk[i] - zero.dk[i] - 5, 1e-11);
-    for (size_t i = 0; i < zero.dv.size(); ++i) BOOST_REQUIRE_SMALL(five.dv[i] - zero.dv[i] - 5, 1e-11);
+    for (size_t i = 0; i < zero.dq.size(); ++i) BOOST_REQUIRE_SMALL(five.dq[i] - zero.dq[i] - 5, 1e-12);
+    for (size_t i = 0; i < zero.dk.size(); ++i) BOOST_REQUIRE_SMALL(five.dk[i] - zero.dk[i] - 5, 1e-12);
+    for (size_t i = 0; i < zero.dv.size(); ++i) BOOST_REQUIRE_SMALL(five.dv[i] - zero.dv[i] - 5, 1e-12);
   }
 }
 

@@ -3,21 +3,10 @@
 #include <algorithm>
 #include <set>
 
-#include "parallel/communicator.h"
-#include "programs/program.h"
+#include "programs/ranks.h"
 
 namespace quire::test {
 namespace {
-
-bool can_start() {
-  static const std::string why_not = [] {
-    if (!mpi_is_built()) return "MPI is not built in";
-    return run_program({"/bin/sh", "-c", "command -v mpirun"}).status == 0 ? "" : "mpirun is not installed";
-  }();
-  if (!why_not.empty()) BOOST_TEST_MESSAGE("not tested: " << why_not);
-  BOOST_TEST(true);
-  return why_not.empty();
-}
 
 ProgramResult start(const std::string& name, int ranks, const std::vector<std::string>& variables = {}) {
   std::vector<std::string> args = {"/usr/bin/env", "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader"};
@@ -36,28 +25,23 @@ void check_well(const std::string& name, int ranks) {
   BOOST_TEST(result.err == "");
 }
 
-BOOST_AUTO_TEST_CASE(collectives_over_mpi_give_the_bits_of_adding_in_the_order_of_ranks) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(collectives_over_mpi_give_the_bits_of_adding_in_the_order_of_ranks, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {1, 2, 4}) check_well("collectives", ranks);
 }
 
-BOOST_AUTO_TEST_CASE(long_messages_over_mpi_go_in_pieces) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(long_messages_over_mpi_go_in_pieces, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {2, 3}) check_well("pieces", ranks);
 }
 
-BOOST_AUTO_TEST_CASE(a_text_is_said_first_by_one_process_of_the_machine) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_text_is_said_first_by_one_process_of_the_machine, *boost::unit_test::precondition(can_start_ranks)) {
   check_well("said", 4);
 }
 
-BOOST_AUTO_TEST_CASE(mpi_ends_once_after_what_is_under_way) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(mpi_ends_once_after_what_is_under_way, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {1, 3}) check_well("ending", ranks);
 }
 
-BOOST_AUTO_TEST_CASE(another_size_over_mpi_fails_on_the_receiving_rank) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(another_size_over_mpi_fails_on_the_receiving_rank, *boost::unit_test::precondition(can_start_ranks)) {
   for (const std::string name : {"shorter", "longer", "fewer_pieces", "more_pieces", "longer_last_piece"}) {
     const ProgramResult result = start(name, 2);
     BOOST_TEST(result.status == 1);
@@ -66,15 +50,13 @@ BOOST_AUTO_TEST_CASE(another_size_over_mpi_fails_on_the_receiving_rank) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_process_that_fails_ends_the_others) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_process_that_fails_ends_the_others, *boost::unit_test::precondition(can_start_ranks)) {
   const ProgramResult result = start("failing", 3);
   BOOST_TEST(result.status == 1);
   BOOST_TEST(result.err == "[test] rank 1 fails\n");
 }
 
-BOOST_AUTO_TEST_CASE(a_stopped_process_is_told_by_every_waiting_one_and_the_job_ends) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_stopped_process_is_told_by_every_waiting_one_and_the_job_ends, *boost::unit_test::precondition(can_start_ranks)) {
   const ProgramResult result = start("stuck", 4);
   BOOST_TEST(result.status == 1);
   std::set<std::string> sentences;
@@ -88,8 +70,7 @@ BOOST_AUTO_TEST_CASE(a_stopped_process_is_told_by_every_waiting_one_and_the_job_
   BOOST_TEST((sentences == expected), result.err);
 }
 
-BOOST_AUTO_TEST_CASE(a_process_that_another_mpi_started_is_refused) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_process_that_another_mpi_started_is_refused, *boost::unit_test::precondition(can_start_ranks)) {
   if (mpi_version().find("Open MPI") == std::string::npos) return;
   const std::string program = std::string(QUIRE_BUILD_ROOT) + "/tests/parallel/mpi_ranks";
   const ProgramResult result = run_program({"/usr/bin/env", "PMI_SIZE=4", "PMI_RANK=2", "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader", program, "said"});

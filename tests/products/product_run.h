@@ -1,5 +1,8 @@
 // One combination of a product as a real training run: corpus, packer, loader, model, optimizer.
 #pragma once
+#include <fmt/format.h>
+
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <random>
@@ -85,6 +88,30 @@ inline void set_parameter(Config& config, const std::string& name, const std::st
   else if (name == "z_loss") config.train.z_loss_weight = std::stod(value);
   else if (name == "instruction_set") config.run.instruction_set = value;
   else if (name != "mask") throw std::out_of_range("no parameter " + name);
+}
+
+/// Largest differences from the reference, each of the tensor's largest magnitude; what is not a number counts as infinity.
+struct Errors {
+  double gradients = 0, weights = 0, scalars = 0;
+  bool within(const Errors& allowed) const { return gradients <= allowed.gradients && weights <= allowed.weights && scalars <= allowed.scalars; }
+  void widen(const Errors& other) {
+    gradients = std::max(gradients, other.gradients);
+    weights = std::max(weights, other.weights);
+    scalars = std::max(scalars, other.scalars);
+  }
+  std::string text() const { return fmt::format("gradients {:.2e}, weights {:.2e}, losses and norms {:.2e}", gradients, weights, scalars); }
+};
+
+/// Largest difference of two tensors, of the largest magnitude of the second.
+inline double error_of(const std::vector<double>& values, const std::vector<double>& reference) {
+  if (values.size() != reference.size()) return HUGE_VAL;
+  double off = 0, largest = 0;
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const double d = std::abs(values[i] - reference[i]);
+    off = std::isnan(d) ? HUGE_VAL : std::max(off, d);
+    largest = std::max(largest, std::abs(reference[i]));
+  }
+  return off == 0 ? 0 : off / largest;
 }
 
 /// Rank, trainer and loader of a combination; memory is poisoned with NaN.

@@ -38,29 +38,6 @@ const TestParameters& parameters() {
   return all;
 }
 
-/// Largest differences from the reference, each of the tensor's largest magnitude; what is not a number counts as infinity.
-struct Errors {
-  double gradients = 0, weights = 0, scalars = 0;
-  bool within(const Errors& allowed) const { return gradients <= allowed.gradients && weights <= allowed.weights && scalars <= allowed.scalars; }
-  void widen(const Errors& other) {
-    gradients = std::max(gradients, other.gradients);
-    weights = std::max(weights, other.weights);
-    scalars = std::max(scalars, other.scalars);
-  }
-  std::string text() const { return fmt::format("gradients {:.2e}, weights {:.2e}, losses and norms {:.2e}", gradients, weights, scalars); }
-};
-
-double error_of(const std::vector<double>& values, const std::vector<double>& reference) {
-  if (values.size() != reference.size()) return HUGE_VAL;
-  double off = 0, largest = 0;
-  for (size_t i = 0; i < reference.size(); ++i) {
-    const double d = std::abs(values[i] - reference[i]);
-    off = std::isnan(d) ? HUGE_VAL : std::max(off, d);
-    largest = std::max(largest, std::abs(reference[i]));
-  }
-  return off == 0 ? 0 : off / largest;
-}
-
 Errors errors_of(const LayoutRun& run, const LayoutRun& reference) {
   Errors errors;
   const auto scalar = [&](double a, double b) { errors.scalars = std::max(errors.scalars, error_of({a}, {b})); };

@@ -107,29 +107,9 @@ Trained train(ProductRun& run, bool dropped = false) {
   return result;
 }
 
-/// Largest differences from the reference, each of the tensor's largest magnitude. A value that is not a number counts as infinity.
-struct Errors {
-  double gradients = 0, weights = 0, scalars = 0;
-  bool within(const Errors& allowed) const { return gradients <= allowed.gradients && weights <= allowed.weights && scalars <= allowed.scalars; }
-  void widen(const Errors& other) {
-    gradients = std::max(gradients, other.gradients);
-    weights = std::max(weights, other.weights);
-    scalars = std::max(scalars, other.scalars);
-  }
-  std::string text() const { return fmt::format("gradients {:.2e}, weights {:.2e}, losses and norms {:.2e}", gradients, weights, scalars); }
-};
-
 double worst(const std::vector<std::vector<double>>& values, const std::vector<std::vector<double>>& reference) {
   double most = 0;
-  for (size_t t = 0; t < reference.size(); ++t) {
-    double difference = 0, largest = 0;
-    for (size_t i = 0; i < reference[t].size(); ++i) {
-      const double d = std::abs(values[t][i] - reference[t][i]);
-      difference = std::isnan(d) ? std::numeric_limits<double>::infinity() : std::max(difference, d);
-      largest = std::max(largest, std::abs(reference[t][i]));
-    }
-    most = std::max(most, difference == 0 ? 0 : difference / largest);
-  }
+  for (size_t t = 0; t < reference.size(); ++t) most = std::max(most, error_of(values[t], reference[t]));
   return most;
 }
 

@@ -8,24 +8,13 @@
 #include <sstream>
 #include <thread>
 
-#include "parallel/communicator.h"
-#include "programs/fixture.h"
+#include "programs/ranks.h"
 #include "run/machine.h"
 
 namespace quire::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-bool can_start() {
-  static const std::string why_not = [] {
-    if (!mpi_is_built()) return "MPI is not built in";
-    return run_program({"/bin/sh", "-c", "command -v mpirun"}).status == 0 ? "" : "mpirun is not installed";
-  }();
-  if (!why_not.empty()) BOOST_TEST_MESSAGE("not tested: " << why_not);
-  BOOST_TEST(true);
-  return why_not.empty();
-}
 
 std::vector<std::string> waiting(int ranks, const std::string& name, const std::string& watchdog = "100") {
   return {std::string(QUIRE_BUILD_ROOT) + "/tests/programs/waiting_ranks", std::to_string(ranks), watchdog, name};
@@ -82,8 +71,7 @@ BOOST_AUTO_TEST_SUITE(launcher)
 
 int64_t lines_of(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
-BOOST_AUTO_TEST_CASE(ranks_that_end_well_end_well) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(ranks_that_end_well_end_well, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {1, 2, 4}) {
     const ProgramResult result = run_well(waiting(ranks, "ends"));
     BOOST_TEST(result.err == "");
@@ -91,8 +79,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_end_well_end_well) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_with_signal_and_step_within_ten_seconds) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_with_signal_and_step_within_ten_seconds, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {1, 3})
     for (int rank = 0; rank < ranks; ++rank) {
       Ranks all(waiting(ranks, "steps"));
@@ -109,8 +96,7 @@ BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_with_signal_and_step_within_ten_seco
     }
 }
 
-BOOST_AUTO_TEST_CASE(a_rank_that_leaves_without_a_word_is_named) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_rank_that_leaves_without_a_word_is_named, *boost::unit_test::precondition(can_start_ranks)) {
   const ProgramResult status = run_program(waiting(3, "status"));
   BOOST_TEST(status.status == 1);
   BOOST_TEST(status.err == "[waiting] rank 2 ended with status 3 at step 3; the same command resumes from the last checkpoint\n");
@@ -120,8 +106,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_leaves_without_a_word_is_named) {
   BOOST_TEST(lines_of(quits.err) == 1, quits.err);
 }
 
-BOOST_AUTO_TEST_CASE(an_error_is_printed_once_by_whoever_meets_it) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(an_error_is_printed_once_by_whoever_meets_it, *boost::unit_test::precondition(can_start_ranks)) {
   const ProgramResult one = run_program(waiting(3, "error"));
   BOOST_TEST(one.status == 1);
   BOOST_TEST(one.err == "[shard 7] is torn (rank 2)\n");
@@ -139,8 +124,7 @@ BOOST_AUTO_TEST_CASE(an_error_is_printed_once_by_whoever_meets_it) {
   BOOST_TEST(odd.err == "[waiting] an unknown error (rank 1)\n");
 }
 
-BOOST_AUTO_TEST_CASE(a_stopped_rank_ends_the_run_and_every_other_says_what_it_awaits) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_stopped_rank_ends_the_run_and_every_other_says_what_it_awaits, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int stopped : {0, 2}) {
     Ranks all(waiting(4, "steps", "2"));
     ::kill(all.pids.at(static_cast<size_t>(stopped)), SIGSTOP);
@@ -153,16 +137,14 @@ BOOST_AUTO_TEST_CASE(a_stopped_rank_ends_the_run_and_every_other_says_what_it_aw
   }
 }
 
-BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_together_are_given_up) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_together_are_given_up, *boost::unit_test::precondition(can_start_ranks)) {
   const ProgramResult result = run_program(waiting(3, "stopped_at_start", "2"));
   BOOST_TEST(result.status == 1);
   BOOST_TEST(result.err.starts_with("[waiting] the ranks have not come together within 2 s: rank 0 joining, rank 1 absent, rank 2 joining"), result.err);
   BOOST_TEST(lines_of(result.err) == 1, result.err);
 }
 
-BOOST_AUTO_TEST_CASE(a_stop_signal_is_agreed_and_ends_well) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_stop_signal_is_agreed_and_ends_well, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int signal : {SIGTERM, SIGINT}) {
     Ranks all(waiting(3, "steps"));
     all.program.send(signal);
@@ -173,8 +155,7 @@ BOOST_AUTO_TEST_CASE(a_stop_signal_is_agreed_and_ends_well) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_stop_signal_before_the_first_step_waits_until_it_can_be_taken) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_stop_signal_before_the_first_step_waits_until_it_can_be_taken, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int signal : {SIGTERM, SIGINT}) {
     Program program(waiting(2, "late"), {.patience_seconds = 100});
     BOOST_REQUIRE(program.wait_for("folder: "));
@@ -186,8 +167,7 @@ BOOST_AUTO_TEST_CASE(a_stop_signal_before_the_first_step_waits_until_it_can_be_t
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_everything) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_everything, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int first : {SIGINT, SIGTERM}) {
     Ranks all(waiting(3, "deaf"));
     all.program.send(first);
@@ -199,8 +179,7 @@ BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_everything) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_killed_launcher_or_mpirun_leaves_no_rank) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_killed_launcher_or_mpirun_leaves_no_rank, *boost::unit_test::precondition(can_start_ranks)) {
   {
     Ranks all(waiting(3, "steps"));
     ::kill(all.pids.at(1), SIGSTOP);
@@ -220,8 +199,7 @@ BOOST_AUTO_TEST_CASE(a_killed_launcher_or_mpirun_leaves_no_rank) {
   BOOST_TEST(result.err == "[waiting] mpirun was killed by signal 9; the same command resumes from the last checkpoint\n");
 }
 
-BOOST_AUTO_TEST_CASE(output_comes_at_once_and_unchanged) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(output_comes_at_once_and_unchanged, *boost::unit_test::precondition(can_start_ranks)) {
   Program program(waiting(2, "outputs"), {.patience_seconds = 100});
   BOOST_REQUIRE(program.wait_for("half a line"));  // while the ranks go on
   BOOST_REQUIRE(program.wait_for("step 3\n"));
@@ -287,8 +265,7 @@ struct OnTerminal {
   std::string seen;
 };
 
-BOOST_AUTO_TEST_CASE(a_terminal_is_the_ranks_terminal_and_its_interrupt_the_launchers_alone) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_terminal_is_the_ranks_terminal_and_its_interrupt_the_launchers_alone, *boost::unit_test::precondition(can_start_ranks)) {
   OnTerminal terminal(waiting(2, "outputs"));
   BOOST_REQUIRE(terminal.wait_for("terminals 0 1 1, columns 57"));
   BOOST_REQUIRE(terminal.wait_for("step 3\r\n"));
@@ -302,8 +279,7 @@ BOOST_AUTO_TEST_CASE(a_terminal_is_the_ranks_terminal_and_its_interrupt_the_laun
   BOOST_TEST(terminal.seen.find(hint, said + 1) == std::string::npos, terminal.seen);  // by one rank
 }
 
-BOOST_AUTO_TEST_CASE(a_launched_training_stops_or_dies_and_goes_on_to_the_bits_of_one_process) {
-  if (!can_start()) return;
+BOOST_AUTO_TEST_CASE(a_launched_training_stops_or_dies_and_goes_on_to_the_bits_of_one_process, *boost::unit_test::precondition(can_start_ranks)) {
   const Workshop workshop;
   const std::vector<std::string> steps{"train.max_steps=200", "checkpoint.interval=20", "eval.interval=100"};
   run_well(workshop.training("whole", steps));
@@ -368,7 +344,7 @@ BOOST_AUTO_TEST_CASE(a_missing_mpirun_or_anothers_is_refused_in_one_line) {
   BOOST_TEST(lines_of(other.err) == 1, other.err);
   for (const std::string& part : {"[launch] PATH has " + scratch.path("other") + "/mpirun of MPICH", std::string("built for Open MPI")})
     BOOST_TEST(other.err.find(part) != std::string::npos, other.err);
-  if (!can_start()) return;
+  if (!ranks_can_start()) return;
   run_well(with_path(scratch.path("other") + ":" + std::getenv("PATH"), waiting(2, "ends")));  // the right one further on is found
 }
 
@@ -393,7 +369,7 @@ BOOST_AUTO_TEST_CASE(train_refuses_a_layout_that_is_not_the_world_with_one_messa
   const ProgramResult alone = run_program(args);
   BOOST_TEST(alone.status == 1);
   BOOST_TEST(alone.err.find("the world has 1") != std::string::npos, alone.err);
-  if (!can_start()) return;
+  if (!ranks_can_start()) return;
   args.insert(args.begin(), {"/usr/bin/env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "mpirun", "-n", "3"});
   const ProgramResult joined = run_program(args);
   BOOST_TEST(joined.status == 1);

@@ -16,9 +16,12 @@ inline std::string path_of_program(const std::string& name) {
   return {};
 }
 
-/// For Boost's `precondition`: ranks can be started on this machine.
+/// Whether ranks can be started on this machine.
+inline bool ranks_can_start() { return mpi_is_built() && !path_of_program("mpirun").empty(); }
+
+/// The same for Boost's `precondition`.
 inline boost::test_tools::assertion_result can_start_ranks(boost::unit_test::test_unit_id) {
-  boost::test_tools::assertion_result result(mpi_is_built() && !path_of_program("mpirun").empty());
+  boost::test_tools::assertion_result result(ranks_can_start());
   result.message() << "MPI is not built in or there is no mpirun";
   return result;
 }

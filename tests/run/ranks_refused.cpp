@@ -7,11 +7,6 @@ using namespace quire::test;
 
 namespace {
 
-Config ranks_config(const Scratch& scratch, const std::string& run, int64_t pp, int64_t dp, std::vector<std::string> overrides = {}) {
-  overrides.insert(overrides.begin(), {"model.n_layers=4", fmt::format("distributed.pp={}", pp), fmt::format("distributed.dp_replicate={}", dp), "distributed.watchdog_seconds=60"});
-  return small_config(scratch, run, overrides);
-}
-
 /// Every rank says the one sentence, or that another one said it; run_local has it first hand from at least one.
 void check_refused(const std::vector<RankEnd>& ends, const std::string& error, const std::vector<std::string>& words) {
   std::string sentence;

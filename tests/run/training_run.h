@@ -71,6 +71,12 @@ log_interval = 1
 )", "small", scratch.path(), all);
 }
 
+/// The same with four layers in a layout.
+inline Config ranks_config(const Scratch& scratch, const std::string& run, int64_t pp, int64_t dp, std::vector<std::string> overrides = {}) {
+  overrides.insert(overrides.begin(), {"model.n_layers=4", fmt::format("distributed.pp={}", pp), fmt::format("distributed.dp_replicate={}", dp), "distributed.watchdog_seconds=60"});
+  return small_config(scratch, run, overrides);
+}
+
 inline ProgressOptions quiet() {
   static const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   ProgressOptions options;
