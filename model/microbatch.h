@@ -4,6 +4,11 @@
 
 namespace quire {
 
+/// What an attention executor that needs more than the documents keeps with a microbatch.
+struct MicrobatchWork {
+  virtual ~MicrobatchWork() = default;
+};
+
 struct Microbatch {
   Tensor tokens;         ///< [T] i32
   Tensor targets;        ///< [T] i32, ignored_target where nothing is scored
@@ -12,6 +17,7 @@ struct Microbatch {
   DocumentRuns runs;
   int64_t valid = 0;     ///< targets that are scored
   int64_t longest = 0;   ///< largest position + 1
+  std::shared_ptr<MicrobatchWork> work;  ///< the executor's, if any
 
   /// Throws ShapeError unless all three have one length.
   static Microbatch make(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);

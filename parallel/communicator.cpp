@@ -43,6 +43,9 @@ std::string_view name_of(MessageKind kind) {
     case MessageKind::activations: return "activations";
     case MessageKind::activation_gradients: return "activation_gradients";
     case MessageKind::tied_gradients: return "tied_gradients";
+    case MessageKind::keys_values: return "keys_and_values";
+    case MessageKind::key_value_gradients: return "key_and_value_gradients";
+    case MessageKind::head_parts: return "head_parts";
     case MessageKind::gradients: return "gradients";
     case MessageKind::control: return "control";
   }

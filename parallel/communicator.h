@@ -20,10 +20,13 @@ enum class MessageKind : uint8_t {
   activations,           ///< hidden states [T, dim] to the next stage
   activation_gradients,  ///< their gradients, to the stage before
   tied_gradients,        ///< of a table that two stages hold
+  keys_values,           ///< keys and values [rows, 2 * kv_heads * head_dim] of other context ranks' documents
+  key_value_gradients,   ///< their gradients, back to their owner
+  head_parts,            ///< queries, keys, values and outputs by heads
   gradients,             ///< parts of reductions over replicas
   control,               ///< everything small: scalars, texts, barriers
 };
-constexpr int message_kinds = 6;
+constexpr int message_kinds = 9;
 std::string_view name_of(MessageKind kind);
 
 /// Where a message belongs; what a watchdog or a dead rank's neighbours report. -1: does not apply.

@@ -12,7 +12,9 @@ Groups make_groups(Communicator& world, const MeshShape& shape) {
     return size == 1 ? single_communicator() : world.split(groups.mesh.colour(world.rank(), axis));
   };
   groups.pipeline = group(MeshAxis::pp, shape.pp);
-  groups.replicas = group(MeshAxis::dp, shape.dp);
+  groups.context = group(MeshAxis::cp, shape.cp);
+  const MeshPlace& place = groups.place;
+  groups.replicas = shape.dp * shape.cp == 1 ? single_communicator() : world.split(static_cast<int>(groups.mesh.rank_at({.pp = place.pp, .tp = place.tp})));
   return groups;
 }
 

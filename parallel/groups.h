@@ -12,7 +12,8 @@ struct Groups {
   MeshPlace place;
   Communicator* world = nullptr;           ///< all ranks; outlives this value
   std::unique_ptr<Communicator> pipeline;  ///< the stages of this replica; rank = place.pp
-  std::unique_ptr<Communicator> replicas;  ///< this stage in all replicas; rank = place.dp
+  std::unique_ptr<Communicator> context;   ///< the ranks that share this stage's microbatches; rank = place.cp
+  std::unique_ptr<Communicator> replicas;  ///< all ranks with this stage's parameters; rank = place.dp * cp + place.cp
 };
 
 /// Collective over `world`. Throws ConfigError unless the shape has as many ranks as the world.

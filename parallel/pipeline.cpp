@@ -55,7 +55,7 @@ class PipelinePass {
     Passage& p = passage(action.stage, action.microbatch);
     Communicator& group = pipeline_.group_;
     if (is_forward(action)) {
-      p.record = Tensor::empty(rank_, boundary_record_shape(host(action).documents.tokens()), DType::i32, Category::data);
+      p.record = Tensor::empty(rank_, boundary_record_shape(host(action).documents), DType::i32, Category::data);
       p.activations = stream(action);
       p.record_arrived = group.receive(p.record, peer, label(MessageKind::boundaries, action));
       p.activations_arrived = group.receive(p.activations, peer, label(MessageKind::activations, action));
@@ -155,7 +155,7 @@ class PipelinePass {
   Documents received_documents(const Action& action, Passage& p) {
     const Documents& planned = host(action).documents;
     try {
-      BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}));
+      BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}), planned.tokens());
       if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
       if (record.documents.longest() <= pipeline_.model_.config().max_seq_len || record.documents == planned) return std::move(record.documents);
     } catch (const BoundaryError&) {

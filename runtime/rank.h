@@ -35,6 +35,7 @@ struct RankOptions {
 /// Work counted by kernels, for tests and metrics.
 struct WorkCounters {
   std::atomic<int64_t> computed_pairs{0};  ///< query-key pairs whose score was computed, per head
+  std::atomic<int64_t> attended_pairs{0};  ///< of them, those that documents and windows let meet, per head
   std::atomic<int64_t> flops{0};           ///< of matrix products
 };
 

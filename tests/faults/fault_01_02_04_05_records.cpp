@@ -142,7 +142,7 @@ struct Records {
       hooks.change = [this](const Tensor& message, int, const MessageLabel& label) {
         const std::lock_guard lock(mutex);
         ++messages[label.kind];
-        if (label.kind == MessageKind::boundaries) all.emplace(std::tuple(label.step, label.stage, label.microbatch), read_boundary_record(message));
+        if (label.kind == MessageKind::boundaries) all.emplace(std::tuple(label.step, label.stage, label.microbatch), read_boundary_record(message, message.elements() - boundary_header_words));
         const bool floating = label.kind == MessageKind::activations || label.kind == MessageKind::activation_gradients;
         if (floating || label.kind == MessageKind::boundaries) integers = integers && (message.dtype() == DType::i32) == !floating;
         return message;
