@@ -1,0 +1,25 @@
+#include "run/context_costs.h"
+
+#include <algorithm>
+
+#include "run/trainer.h"
+
+namespace quire {
+
+ContextCosts context_costs(const Config& config) {
+  const ModelConfig& model = config.model;
+  ContextCosts costs;
+  costs.windows.clear();
+  for (int64_t layer = 0; layer < model.n_layers; ++layer) {
+    const int64_t window = model.sliding_window.empty() ? 0 : model.sliding_window[static_cast<size_t>(layer)];
+    const auto known = std::ranges::find(costs.windows, window, &LayerWindow::window);
+    if (known != costs.windows.end())
+      ++known->layers;
+    else
+      costs.windows.push_back({window, 1});
+  }
+  costs.token_cost = static_cast<int64_t>(step_flops(model, 1, 0) / step_flops(model, 0, 1));
+  return costs;
+}
+
+}  // namespace quire
