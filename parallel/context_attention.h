@@ -40,8 +40,9 @@ struct ContextWork final : MicrobatchWork {
   int64_t step = -1, stage = -1, microbatch = -1;      ///< for messages and errors
   std::map<int64_t, std::vector<ContextStepWork>> steps;  ///< by window; `heads`: empty
 };
-/// `rank`'s part of `plan`.
-std::shared_ptr<ContextWork> make_context_work(std::shared_ptr<const ContextPlan> plan, int rank, const Documents& whole);
+/// `rank`'s part of `plan`. `own`: the documents of its tokens as they reached it (a pipeline stage's are received): it masks and sends with them. What it expects to
+/// receive comes from `whole`.
+std::shared_ptr<ContextWork> make_context_work(std::shared_ptr<const ContextPlan> plan, int rank, const Documents& whole, const Documents& own);
 
 /// Changes what a rank is about to do, on purpose: controls of tests and of selfcheck.
 class ContextTamper {
@@ -63,8 +64,10 @@ class ContextAttention final : public AttentionExecutor {
   ContextAttention(Rank& rank, Communicator& group, ContextPlanner& planner);
   ~ContextAttention() override;
 
-  /// This rank's part of a microbatch of these documents.
-  std::shared_ptr<ContextWork> begin(const Documents& whole, int64_t step, int64_t stage, int64_t microbatch);
+  /// The documents of this rank's tokens of a microbatch, as the plan has them.
+  Documents shard(const Documents& whole);
+  /// What it does with that microbatch; `own` as in make_context_work.
+  std::shared_ptr<ContextWork> begin(const Documents& whole, const Documents& own, int64_t step, int64_t stage, int64_t microbatch);
   /// `microbatch.work` is what `begin` gave; q, k, v are of this rank's tokens.
   Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) override;
   /// Waits until everything sent has been received: at a pass' end.
