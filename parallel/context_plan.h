@@ -86,7 +86,8 @@ void check_context_plan(const ContextPlan& plan, std::span<const int64_t> length
 /// The documents of a rank's tokens, with their global indices and starts.
 Documents documents_of(const Documents& whole, std::span<const TokenRange> shard);
 
-/// What a plan comes to, per rank. Pairs and rows are summed over layers (`heads`: as one rank of a head group computes them).
+/// What a plan comes to, per rank, summed over layers. `heads`: every rank computes a share of the heads over all tokens, so pairs and tiles are those of the whole
+/// microbatch over the ranks; a row received or sent is a token's keys and values of that share of heads, and each layer has two steps (there and back).
 struct ContextLoad {
   std::vector<int64_t> tokens, pairs, cost;   ///< pairs: query-key pairs per head, forward
   std::vector<int64_t> received, sent;        ///< rows of keys and values in forward (a row: one token's keys and values of one layer)
