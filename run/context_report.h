@@ -1,0 +1,71 @@
+// What context parallelism comes to for a config's microbatches, as a table for people and as JSON: balance, traffic, tiles and steps of every layout and exchange.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/context_choice.h"
+#include "run/config.h"
+
+namespace quire {
+
+/// One layout and exchange for one microbatch. Percentages are of a full ring, in which every rank receives every other rank's keys and values.
+struct ContextLine {
+  ContextLayout layout = ContextLayout::contiguous;
+  ContextExchange exchange = ContextExchange::ring;
+  double tokens = 1, pairs = 1, cost = 1;   ///< largest over mean of the ranks
+  double received = 0, busiest = 0;         ///< keys and values received in forward, percent: mean and busiest rank. `heads`: what its bytes would be worth in rows
+  std::optional<double> over_bound;         ///< received over the least that any plan must receive; none where the bound is 0 or layers have windows
+  double forward_bytes = 0, backward_bytes = 0;  ///< received by all ranks together for one layer, boundary records included
+  int64_t tiles = 0;                        ///< visited, all ranks and layers, forward, per head
+  double skipped = 0;                       ///< percent of the tiles that a causal row without documents visits
+  double steps = 0;                         ///< made in one layer's forward pass, mean over layers
+  std::optional<double> seconds;            ///< predicted, where speeds are known
+};
+
+/// One rank's part in the plan in force.
+struct ContextRankLine {
+  int64_t rank = 0;
+  std::vector<TokenRange> ranges;
+  int64_t tokens = 0, pairs = 0, received = 0, sent = 0;  ///< pairs and rows over all layers, forward
+};
+
+/// The plan in force over a step's microbatches.
+struct ContextStepSummary {
+  int64_t microbatches = 0, tokens = 0, documents = 0;
+  double mean_pairs = 1, worst_pairs = 1, mean_cost = 1, worst_cost = 1, worst_tokens = 1;
+  double mean_received = 0, worst_received = 0;  ///< mean rank of the mean and of the worst microbatch, percent
+  double mean_steps = 0;
+};
+
+struct ContextReport {
+  int64_t ranks = 1, step = 1, microbatch = 0, tokens = 0, documents = 0, longest = 0;
+  int64_t layers = 1;
+  std::string dtype;
+  double bound = 0, bound_busiest = 0;  ///< percent of a full ring: mean and busiest rank
+  bool windows = false;                 ///< some layers have one: no bound
+  std::vector<ContextLine> lines;       ///< those that can be
+  size_t chosen = 0;                    ///< of them, the one in force
+  std::string choice;                   ///< how it was chosen
+  std::vector<ContextRankLine> rank_lines;
+  ContextStepSummary summary;
+  std::shared_ptr<const ContextPlan> plan;  ///< in force
+
+  std::string table() const;
+  std::string to_json() const;  ///< one object
+};
+
+/// What the config asks for: nothing where it says auto.
+std::optional<ContextLayout> asked_layout(const Config& config);
+std::optional<ContextExchange> asked_exchange(const Config& config);
+
+/// For microbatch number `microbatch` of `step`, whose microbatches' documents are given. `choice`: what is in force, of choose_context. Throws ConfigError for a
+/// microbatch that the step does not have.
+ContextReport report_context(const Config& config, std::span<const Documents> microbatches, int64_t step, int64_t microbatch, const ContextChoice& choice,
+                             const std::optional<ContextSpeeds>& speeds = {});
+
+/// `0-127, 384-511 and 12 more`: first and last tokens of at most `shown` ranges.
+std::string to_string(std::span<const TokenRange> ranges, size_t shown = 4);
+
+}  // namespace quire
