@@ -18,39 +18,47 @@ std::string_view name_of(AttentionBackend backend) { return backend == Attention
 
 namespace {
 
+/// Not every row needs a document: a cache has rows that hold no token yet, and not every query reads a key at hand.
+void check_runs(std::string_view what, const std::vector<DocumentRun>& runs, std::string_view name, const Tensor& tensor) {
+  for (int64_t end = 0; const DocumentRun& run : runs) {
+    if (run.local < end || run.length < 1 || int64_t{run.local} + run.length > tensor.size(0))
+      fail<ShapeError>("attention", "boundaries of {} [{}, {}) do not follow [.., {}) inside of {} {}", what, run.local, int64_t{run.local} + run.length, end, name,
+                       describe(tensor));
+    end = int64_t{run.local} + run.length;
+  }
+}
+
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<DocumentRun>& query_runs, const std::vector<DocumentRun>& key_runs,
            const AttentionOptions& options) {
-  const auto covered = [](const std::vector<DocumentRun>& runs) {
-    int64_t tokens = 0;
-    for (const DocumentRun& run : runs) tokens += run.length;
-    return tokens;
-  };
   const bool right = q.shape().dims() == 2 && k.shape().dims() == 2 && q.size(1) == options.heads * options.head_dim &&
                      k.size(1) == options.kv_heads * options.head_dim && k.shape() == v.shape() && options.kv_heads > 0 && options.heads % options.kv_heads == 0;
   if (!right)
     fail<ShapeError>("attention", "q {} k {} v {} with {} query heads, {} key/value heads of {}", describe(q), describe(k), describe(v), options.heads,
                      options.kv_heads, options.head_dim);
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) fail<DTypeError>("attention", "q {} k {} v {}: one dtype is needed", describe(q), describe(k), describe(v));
-  if (covered(query_runs) != q.size(0)) fail<ShapeError>("attention", "boundaries cover {} queries, but q {}", covered(query_runs), describe(q));
-  // Not every key needs a document: a cache has rows that hold no token yet.
-  for (int64_t end = 0; const DocumentRun& run : key_runs) {
-    if (run.local < end || run.length < 1 || int64_t{run.local} + run.length > k.size(0))
-      fail<ShapeError>("attention", "boundaries of keys [{}, {}) do not follow [.., {}) inside of k {}", run.local, int64_t{run.local} + run.length, end, describe(k));
-    end = int64_t{run.local} + run.length;
-  }
+  check_runs("queries", query_runs, "q", q);
+  check_runs("keys", key_runs, "k", k);
   if (options.window < 0) fail<ShapeError>("attention", "window {}; allowed: 0 (none) or more", options.window);
 }
 
 double scale_of(const AttentionOptions& options) { return options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(options.head_dim)); }
 
-Tensor forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
-               const AttentionOptions& options, const Tensor& out) {
+AttentionPartial make_partial(Rank& rank, const Tensor& q, const AttentionOptions& options, DType dtype) {
+  return {Tensor::empty(rank, q.shape(), dtype), Tensor::empty(rank, {q.size(0), options.heads}, accumulator_of(q.dtype()))};
+}
+
+void forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+             const AttentionOptions& options, const AttentionPartial& into) {
   check(q, k, v, *query_runs, *key_runs, options);
-  const Tensor lse = Tensor::empty(rank, {q.size(0), options.heads}, accumulator_of(q.dtype()));
+  const Tensor &out = into.out, &lse = into.lse;
+  const DType accumulator = accumulator_of(q.dtype());
+  if (!(out.shape() == q.shape()) || (out.dtype() != q.dtype() && out.dtype() != accumulator) || !(lse.shape() == Shape{q.size(0), options.heads}) ||
+      lse.dtype() != accumulator)
+    fail<ShapeError>("attention", "q {} into out {} and lse {}", describe(q), describe(out), describe(lse));
+  require_contiguous("attention", lse);
   dispatch(rank, AttentionForwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), out.raw(), out.stride(0), lse.raw(),
                                       options.backend == AttentionBackend::dense, out.dtype() != q.dtype()});
-  return lse;
 }
 
 class AttentionNode final : public Node {
@@ -82,15 +90,27 @@ class AttentionNode final : public Node {
 
 AttentionPartial attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
                                    const AttentionOptions& options) {
-  AttentionPartial result{Tensor::empty(rank, q.shape(), accumulator_of(q.dtype())), {}};
-  result.lse = forward(rank, q, k, v, query_runs, key_runs, options, result.out);
+  AttentionPartial result = make_partial(rank, q, options, accumulator_of(q.dtype()));
+  forward(rank, q, k, v, query_runs, key_runs, options, result);
   return result;
 }
 
+void attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                       const AttentionOptions& options, const AttentionPartial& into) {
+  forward(rank, q, k, v, query_runs, key_runs, options, into);
+}
+
 void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const AttentionOptions& options) {
+  const auto all = std::make_shared<std::vector<DocumentRun>>();
+  if (into.out.size(0) > 0) all->push_back({0, 0, static_cast<int32_t>(into.out.size(0)), 0});
+  attention_merge(rank, into, other, all, options);
+}
+
+void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const DocumentRuns& runs, const AttentionOptions& options) {
+  check_runs("rows", *runs, "out", into.out);
   if (!(into.out.shape() == other.out.shape()) || into.out.dtype() != other.out.dtype())
     fail<ShapeError>("attention_merge", "{} and {}", describe(into.out), describe(other.out));
-  dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, into.out.raw(), into.lse.raw(), other.out.raw(), other.lse.raw()});
+  dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, *runs, into.out.raw(), into.lse.raw(), other.out.raw(), other.lse.raw()});
 }
 
 Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options) {
@@ -106,13 +126,17 @@ void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tens
   check(q, k, v, *query_runs, *key_runs, options);
   dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                        scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
-                                       delta.raw(), dq.raw(), dk.raw(), dv.raw(), options.backend == AttentionBackend::dense});
+                                       delta.raw(), dq.raw(), dq.stride(0), dk.raw(), dk.stride(0), dv.raw(), dv.stride(0),
+                                       options.backend == AttentionBackend::dense});
 }
 
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options) {
   Rank& rank = tape.rank();
-  AttentionPartial result{Tensor::empty(rank, q.tensor.shape(), q.tensor.dtype()), {}};
-  result.lse = forward(rank, q.tensor, k.tensor, v.tensor, runs, runs, options, result.out);
+  int64_t covered = 0;
+  for (const DocumentRun& run : *runs) covered += run.length;
+  if (covered != q.tensor.size(0)) fail<ShapeError>("attention", "boundaries cover {} queries, but q {}", covered, describe(q.tensor));
+  const AttentionPartial result = make_partial(rank, q.tensor, options, q.tensor.dtype());
+  forward(rank, q.tensor, k.tensor, v.tensor, runs, runs, options, result);
   const Value inputs[] = {q, k, v};
   if (!tape.must_record(inputs, false)) return tape.constant(result.out);
   return tape.record(std::make_unique<AttentionNode>(q.tensor, k.tensor, v.tensor, result, runs, options), inputs, result.out);

@@ -30,18 +30,24 @@ struct AttentionPartial {
 };
 
 /// q [Tq, heads * head_dim], k and v [Tk, kv_heads * head_dim], one dtype. Runs say where each token lies in its document (see Documents); the mask is
-/// a matter of them alone. Query runs cover all queries; key runs ascend, do not overlap, and may leave rows out, which no query reads (a cache's room).
-/// Throws ShapeError, UnsupportedError.
+/// a matter of them alone. Runs ascend and do not overlap, and may leave rows out: such keys no query reads (a cache's room), and such queries are not read and
+/// get no result (their rows of out and lse stay as they were: undefined where this call allocates them). Throws ShapeError, UnsupportedError.
 AttentionPartial attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
                                    const AttentionOptions& options);
+/// The same into tensors given; out may also be of q's dtype.
+void attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
+                       const AttentionOptions& options, const AttentionPartial& into);
 
 /// Makes `into` the attention over both key sets.
 void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const AttentionOptions& options);
+/// The same for the rows of `runs` alone; all others stay as they are.
+void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const DocumentRuns& runs, const AttentionOptions& options);
 
 /// delta [Tq, heads] = sum over a head of out * dout (out and dout of one dtype): what backward needs of the merged output.
 Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options);
 
-/// Adds to dq, dk, dv (accumulator type) the gradients of one partial call, given the merged lse and delta.
+/// Adds to dq, dk, dv (accumulator type, rows may be strided) the gradients of one partial call, given the merged lse and delta. Queries that no run covers
+/// are left out.
 void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
                         const Tensor& dout, const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
                         const Tensor& dv);

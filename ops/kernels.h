@@ -32,6 +32,7 @@ struct MatmulArgs {
 /// given row strides (elements between tokens); heads of one token are contiguous. heads is a multiple of kv_heads; query head h reads h / (heads / kv_heads).
 /// Query token i reads key token j exactly when both are of one document (equal run.start) and global_j <= global_i and
 /// (window == 0 or global_j > global_i - window). A query that reads no key gets out 0 and lse -infinity. scale multiplies scores.
+/// Query tokens that no run covers are left out: neither their q is read nor their out and lse written.
 struct AttentionForwardArgs {
   static constexpr const char* op = "attention_forward";
   DType type;
@@ -49,8 +50,8 @@ struct AttentionForwardArgs {
   bool accumulate_out = false;  ///< `out` is of type A instead of T (partial results that will be merged)
 };
 
-/// Adds to dq, dk, dv (type A, contiguous [tokens, heads, head_dim]) the gradients of the above, given the *merged* lse and
-/// delta[i, h] = sum_d out[i, h, d] * dout[i, h, d] (A). Rows of queries with lse = -infinity contribute nothing.
+/// Adds to dq, dk, dv (type A, [tokens, heads, head_dim] with the given row strides) the gradients of the above, given the *merged* lse and
+/// delta[i, h] = sum_d out[i, h, d] * dout[i, h, d] (A). Rows of queries with lse = -infinity, or in no run, contribute nothing.
 struct AttentionBackwardArgs {
   static constexpr const char* op = "attention_backward";
   DType type;
@@ -65,7 +66,9 @@ struct AttentionBackwardArgs {
   const void* dout; int64_t dout_row;
   const void* lse;
   const void* delta;
-  void* dq; void* dk; void* dv;
+  void* dq; int64_t dq_row;
+  void* dk; int64_t dk_row;
+  void* dv; int64_t dv_row;
   bool dense = false;
 };
 
@@ -79,10 +82,12 @@ struct AttentionDeltaArgs {
 };
 
 /// Merges partial result 2 into 1 by log-sum-exp: out1 (A), lse1 (A) become those of the union of the key sets. Both -infinity stays so.
+/// Rows that no run covers stay as they are and are not read.
 struct AttentionMergeArgs {
   static constexpr const char* op = "attention_merge";
   DType type;  ///< T; buffers are of type A
   int64_t tokens, heads, head_dim;
+  std::span<const DocumentRun> runs;  ///< of rows to merge, ascending in local storage
   void* out1; void* lse1;
   const void* out2; const void* lse2;
 };

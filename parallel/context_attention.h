@@ -23,14 +23,20 @@ struct KeyMessage {
   int64_t first = 0;            ///< receiver: where the message's rows begin in the step's buffer
   int64_t count = 0;            ///< rows
   Documents documents;          ///< of these rows: what the sender sends, and what the receiver expects
+  Tensor record;                ///< boundary record of them, made at the first use in a microbatch
 };
 
-/// A rank's part of one step.
+/// A rank's part of one step. Every step of the plan has one, so that steps have the same numbers on all ranks; it may be empty.
 struct ContextStepWork {
   std::vector<KeyMessage> sends, receives;  ///< in ascending order of the peer
   int64_t received = 0;                     ///< rows of all receives
-  DocumentRuns query_runs;                  ///< local queries that read any of the received keys, as planned
+  DocumentRuns query_runs;                  ///< local queries that read any received key, where keys are what is expected
+  DocumentRuns key_runs;                    ///< of all received rows then, made at the first use in a microbatch
 };
+/// Runs of the rows of a step's buffer, as the receives expect them.
+DocumentRuns received_key_runs(const ContextStepWork& step);
+/// Those of `queries` that read any of `keys`, ascending in local storage as they are.
+DocumentRuns queries_that_read(std::span<const DocumentRun> queries, std::span<const DocumentRun> keys, int64_t window);
 
 /// What this rank does with one microbatch: made of a plan when the microbatch begins, kept with it (Microbatch::work), dropped with it.
 struct ContextWork final : MicrobatchWork {
@@ -49,7 +55,7 @@ class ContextTamper {
  public:
   virtual ~ContextTamper() = default;
   virtual void prepared(ContextWork& work) = 0;
-  /// Rows [first, first + count) of a step's buffer whose returned gradients are added to other tokens of their owner than theirs: true for all of them.
+  /// Whether an owner gives each returned gradient to the next row of its message instead of its own (a message of one row is dropped).
   virtual bool gives_gradients_to_wrong_owner() const { return false; }
 };
 

@@ -1,6 +1,6 @@
 // The lists of attention's kernels on the CPU, and how the block kernels' units are given to the threads.
 //
-// WorkCounters::computed_pairs grows in forward and in backward alike: a ratio to useful pairs is read around a single call.
+// WorkCounters' pairs grow in forward and in backward alike: a ratio to useful pairs is read around a single call.
 #include "ops/cpu/attention.h"
 
 #include "ops/cpu/attention_kernels.h"
@@ -21,6 +21,11 @@ template <class Args> bool can_run_rows(const Args& args) { return is_float(args
 
 int64_t tile_keys(DType type) { return type == DType::f64 ? attention_tile_keys<double> : attention_tile_keys<float>; }
 
+void count(Rank& rank, const AttentionPairs& pairs) {
+  rank.work().computed_pairs += pairs.computed;
+  rank.work().attended_pairs += pairs.attended;
+}
+
 void run_forward(Rank& rank, const AttentionForwardArgs& args) {
   Workspace workspace(rank.stack());
   const AttentionPlan plan = plan_attention(workspace, args.query_runs, args.key_runs, tile_keys(args.type));
@@ -40,7 +45,7 @@ void run_forward(Rank& rank, const AttentionForwardArgs& args) {
     });
   }
   rank.pool().parallel_for(static_cast<int64_t>(units.size()), [&](int64_t unit, int thread) {
-    rank.work().computed_pairs += kernels.run(args, plan, units[static_cast<size_t>(unit)], shared, memory + thread * each);
+    count(rank, kernels.run(args, plan, units[static_cast<size_t>(unit)], shared, memory + thread * each));
   });
 }
 
@@ -53,7 +58,7 @@ void run_backward(Rank& rank, const AttentionBackwardArgs& args) {
   char* memory = workspace.take<char>(each * rank.pool().threads());
   char* partial = workspace.take<char>(2 * plan.partial_keys * args.kv_heads * args.head_dim * size_of(accumulator_of(args.type)));
   rank.pool().parallel_for(static_cast<int64_t>(units.size()), [&](int64_t unit, int thread) {
-    rank.work().computed_pairs += kernels.run(args, plan, units[static_cast<size_t>(unit)], partial, memory + thread * each);
+    count(rank, kernels.run(args, plan, units[static_cast<size_t>(unit)], partial, memory + thread * each));
   });
   for (const AttentionDocument& document : plan.documents) {
     if (document.parts() == 1) continue;
@@ -73,7 +78,10 @@ void run_delta(Rank& rank, const AttentionDeltaArgs& args) {
 void run_merge(Rank& rank, const AttentionMergeArgs& args) {
   const auto run = attention_row_kernels(rank, args.type).merge;
   rank.pool().parallel_for(chunks_of(args.tokens, row_chunk), [&](int64_t chunk, int) {
-    run(args, chunk * row_chunk, std::min((chunk + 1) * row_chunk, args.tokens));
+    const int64_t begin = chunk * row_chunk, end = std::min(begin + row_chunk, args.tokens);
+    auto covered = std::partition_point(args.runs.begin(), args.runs.end(), [&](const DocumentRun& r) { return int64_t{r.local} + r.length <= begin; });
+    for (; covered != args.runs.end() && covered->local < end; ++covered)
+      run(args, std::max<int64_t>(covered->local, begin), std::min(int64_t{covered->local} + covered->length, end));
   });
 }
 

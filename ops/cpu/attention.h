@@ -97,6 +97,8 @@ struct AttentionRows {
   int64_t first[attention_tile_queries], last[attention_tile_queries];
   /// The union of the ranges of rows [begin, end); first >= last where none reads a key.
   void range(int64_t begin, int64_t end, int64_t& union_first, int64_t& union_last) const;
+  /// Pairs of the rows with keys at positions [begin, end).
+  int64_t pairs(int64_t begin, int64_t end) const;
 };
 AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window);
 

@@ -116,7 +116,7 @@ struct BackwardRows {
 /// One tile of queries against one tile of keys: [start, start + count), at `offset` in the block. One product after the other over all rows, so
 /// that only one operand has to stay in the first-level cache at a time.
 template <class A>
-void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64_t offset, int64_t width, A scale, const Backward<A>& m, int64_t& computed) {
+void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64_t offset, int64_t width, A scale, const Backward<A>& m, AttentionPairs& pairs) {
   constexpr int64_t stride = attention_tile_stride<A>;
   const int64_t lanes = lanes_of<A>(), vectors = chunks_of(width, lanes), transposed = offset / attention_tile_keys<A> * attention_transposed_tile<A>(width);
   const AttentionRows& rows = t.rows;
@@ -132,7 +132,7 @@ void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64
     g.end = chunks_of(g.to, lanes) * lanes;
     multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.query + row * m.padded, m.padded, 1, m.keys_transposed + transposed + g.column,
                      stride, m.probabilities + row * stride + g.column, stride, false);
-    computed += g.rows * (g.end - g.column);
+    pairs.computed += g.rows * (g.end - g.column);
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     const Group& g = groups[row / tile_rows];
@@ -197,9 +197,8 @@ void give_key_gradients(const AttentionBackwardArgs& args, const AttentionDocume
         std::copy_n(dk, width, partial_dk + place);
         std::copy_n(dv, width, partial_dv + place);
       } else {
-        const int64_t place = (local[i] * args.kv_heads + kv_head) * width;
-        add_row(dk, width, static_cast<A*>(args.dk) + place);
-        add_row(dv, width, static_cast<A*>(args.dv) + place);
+        add_row(dk, width, static_cast<A*>(args.dk) + local[i] * args.dk_row + kv_head * width);
+        add_row(dv, width, static_cast<A*>(args.dv) + local[i] * args.dv_row + kv_head * width);
       }
     }
   }
@@ -208,7 +207,7 @@ void give_key_gradients(const AttentionBackwardArgs& args, const AttentionDocume
 /// Queries [unit.row_begin, row_end) against keys [origin, origin + count): dq grows, dk and dv of the block are left in `m`.
 template <class T, class A = accumulator_t<T>>
 void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& document, const AttentionUnit& unit, int64_t row_end, int64_t origin,
-                    int64_t count, Backward<A>& m, int64_t& computed) {
+                    int64_t count, Backward<A>& m, AttentionPairs& pairs) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim;
   pack_block<T>(args, document, unit.kv_head, origin, count, m);
@@ -220,20 +219,21 @@ void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& 
       int64_t first, last;
       rows.range(0, rows.count, first, last);
       if (first >= origin + count || last <= origin) continue;
+      pairs.attended += rows.pairs(origin, origin + count);
       pack_queries<T>(args, head, t, m);
       for (int64_t offset = 0; offset < count; offset += tile_keys)
         if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
-          backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, computed);
+          backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, pairs);
       A* dq = static_cast<A*>(args.dq);
       for (int64_t r = 0; r < rows.count; ++r)
-        add_row(m.dq + r * m.padded, width, dq + (rows.local[r] * args.heads + head) * width);
+        add_row(m.dq + r * m.padded, width, dq + rows.local[r] * args.dq_row + head * width);
     }
 }
 
 template <class T, class A = accumulator_t<T>>
-int64_t backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* partial, void* memory) {
+AttentionPairs backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* partial, void* memory) {
   Backward<A> m(static_cast<A*>(memory), args.head_dim);
-  int64_t computed = 0;
+  AttentionPairs pairs;
   for (int32_t index = unit.document; index < unit.document + unit.documents; ++index) {
     const AttentionDocument& document = plan.documents[index];
     const int64_t row_end = std::min(unit.row_end, document.query_count), part = unit.row_begin / document.part_queries;
@@ -243,7 +243,7 @@ int64_t backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& pl
     for (int64_t origin = 0; origin < document.key_count; origin += attention_block_keys<A>) {
       const int64_t count = std::min(attention_block_keys<A>, document.key_count - origin);
       if (first < origin + count && last > origin) {
-        backward_block<T>(args, document, unit, row_end, origin, count, m, computed);
+        backward_block<T>(args, document, unit, row_end, origin, count, m, pairs);
       } else {
         if (part == 0) continue;
         std::fill_n(m.dk, count * m.padded, A{0});
@@ -252,7 +252,7 @@ int64_t backward_unit(const AttentionBackwardArgs& args, const AttentionPlan& pl
       give_key_gradients<A>(args, document, unit.kv_head, origin, count, m, dk, dv);
     }
   }
-  return computed;
+  return pairs;
 }
 
 template <class A>
@@ -263,8 +263,8 @@ void add_parts(const AttentionBackwardArgs& args, const AttentionPlan& plan, con
     int32_t local, global;
     locate(document.keys, key, 1, &local, &global);
     for (int64_t part = 1; part < document.parts(); ++part) {
-      add_row(partial_rows<A>(args, plan, document, part, false, partial) + key * width, width, static_cast<A*>(args.dk) + local * width);
-      add_row(partial_rows<A>(args, plan, document, part, true, partial) + key * width, width, static_cast<A*>(args.dv) + local * width);
+      add_row(partial_rows<A>(args, plan, document, part, false, partial) + key * width, width, static_cast<A*>(args.dk) + local * args.dk_row);
+      add_row(partial_rows<A>(args, plan, document, part, true, partial) + key * width, width, static_cast<A*>(args.dv) + local * args.dv_row);
     }
   }
 }

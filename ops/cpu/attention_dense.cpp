@@ -1,5 +1,6 @@
 // The reference: every query against every key in plain loops, the mask made from the tokens' boundaries.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -51,6 +52,7 @@ void forward(Rank& rank, const AttentionForwardArgs& args) {
   using A = accumulator_type<T>;
   Workspace workspace(rank.stack());
   const Mask mask{{workspace, args.query_runs, args.query_tokens}, {workspace, args.key_runs, args.key_tokens}, args.window};
+  std::atomic<int64_t> attended{0};
   A* memory = workspace.take<A>((args.key_tokens + args.head_dim) * rank.pool().threads());
   const int64_t width = args.head_dim, chunks = chunks_of(args.query_tokens, query_chunk);
   rank.pool().parallel_for(chunks * args.heads, [&](int64_t chunk, int thread) {
@@ -60,11 +62,11 @@ void forward(Rank& rank, const AttentionForwardArgs& args) {
       if (mask.queries.start[i] < 0) continue;  // a place in the buffer, not a token
       const T* q = static_cast<const T*>(args.q) + i * args.q_row + head * width;
       A maximum = -std::numeric_limits<A>::infinity(), sum = 0;
-      bool any = false;
+      int64_t met = 0;
       for (int64_t j = 0; j < args.key_tokens; ++j) {
         scores[j] = static_cast<A>(args.scale) * dot<A>(q, static_cast<const T*>(args.k) + j * args.k_row + kv_head * width, width);
         if (!mask.reads(i, j)) continue;
-        any = true;
+        ++met;
         maximum = std::max(maximum, scores[j]);
       }
       std::fill_n(sums, width, A{0});
@@ -75,16 +77,18 @@ void forward(Rank& rank, const AttentionForwardArgs& args) {
         sum += p;
         for (int64_t c = 0; c < width; ++c) sums[c] += p * static_cast<A>(v[c]);
       }
-      static_cast<A*>(args.lse)[i * args.heads + head] = any ? maximum + std::log(sum) : maximum;
+      static_cast<A*>(args.lse)[i * args.heads + head] = met > 0 ? maximum + std::log(sum) : maximum;
       for (int64_t c = 0; c < width; ++c) {
-        const A value = any ? sums[c] / sum : A{0};
+        const A value = met > 0 ? sums[c] / sum : A{0};
         const int64_t place = i * args.out_row + head * width + c;
         if (args.accumulate_out) static_cast<A*>(args.out)[place] = value;
         else static_cast<T*>(args.out)[place] = static_cast<T>(value);
       }
+      attended += met;
     }
   });
   rank.work().computed_pairs += args.heads * args.query_tokens * args.key_tokens;
+  rank.work().attended_pairs += attended;
 }
 
 template <class T>
@@ -93,6 +97,7 @@ void backward(Rank& rank, const AttentionBackwardArgs& args) {
   Workspace workspace(rank.stack());
   const Mask mask{{workspace, args.query_runs, args.query_tokens}, {workspace, args.key_runs, args.key_tokens}, args.window};
   const int64_t width = args.head_dim, group = args.heads / args.kv_heads;
+  std::atomic<int64_t> attended{0};
   rank.pool().parallel_for(args.kv_heads, [&](int64_t kv_head, int) {
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
       for (int64_t i = 0; i < args.query_tokens; ++i) {
@@ -100,24 +105,28 @@ void backward(Rank& rank, const AttentionBackwardArgs& args) {
         if (mask.queries.start[i] < 0 || lse == -std::numeric_limits<A>::infinity()) continue;
         const T* q = static_cast<const T*>(args.q) + i * args.q_row + head * width;
         const T* dout = static_cast<const T*>(args.dout) + i * args.dout_row + head * width;
-        A* dq = static_cast<A*>(args.dq) + (i * args.heads + head) * width;
+        int64_t met = 0;
+        A* dq = static_cast<A*>(args.dq) + i * args.dq_row + head * width;
         for (int64_t j = 0; j < args.key_tokens; ++j) {
           const T* k = static_cast<const T*>(args.k) + j * args.k_row + kv_head * width;
           const T* v = static_cast<const T*>(args.v) + j * args.v_row + kv_head * width;
           const A p = std::exp(static_cast<A>(args.scale) * dot<A>(q, k, width) - lse);
           if (!mask.reads(i, j)) continue;
           const A ds = static_cast<A>(args.scale) * p * (dot<A>(dout, v, width) - delta);
-          A* dk = static_cast<A*>(args.dk) + (j * args.kv_heads + kv_head) * width;
-          A* dv = static_cast<A*>(args.dv) + (j * args.kv_heads + kv_head) * width;
+          A* dk = static_cast<A*>(args.dk) + j * args.dk_row + kv_head * width;
+          A* dv = static_cast<A*>(args.dv) + j * args.dv_row + kv_head * width;
           for (int64_t c = 0; c < width; ++c) {
             dq[c] += ds * static_cast<A>(k[c]);
             dk[c] += ds * static_cast<A>(q[c]);
             dv[c] += p * static_cast<A>(dout[c]);
           }
+          ++met;
         }
+        attended += met;
       }
   });
   rank.work().computed_pairs += args.heads * args.query_tokens * args.key_tokens;
+  rank.work().attended_pairs += attended;
 }
 
 template <class Args, class F64, class F32, class BF16>

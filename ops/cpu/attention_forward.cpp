@@ -101,7 +101,7 @@ struct ForwardTile {
 /// One tile of queries against one tile of keys. Scores of all rows come first, then the weighted values, so that only one operand of the two
 /// products has to stay in the first-level cache at a time.
 template <class A>
-void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys, const A* values, int64_t& computed) {
+void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys, const A* values, AttentionPairs& pairs) {
   constexpr int64_t tile_keys = attention_tile_keys<A>, stride = attention_tile_stride<A>;
   const int64_t lanes = lanes_of<A>(), padded = attention_padded<A>(width), vectors = chunks_of(width, lanes), origin = tile * tile_keys;
   const AttentionRows& rows = t.rows;
@@ -115,7 +115,7 @@ void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys,
     const int64_t column = from[row] / lanes * lanes, end = chunks_of(to[row], lanes) * lanes;
     multiply_rows<A>(group, (end - column) / lanes, width, t.query + row * padded, padded, 1, keys + column, stride,
                      t.scores + row * stride + column, stride, false);
-    computed += group * (end - column);
+    pairs.computed += group * (end - column);
     for (int64_t r = row; r < row + group; ++r)
       online_softmax<A>(t.scores + r * stride, column, end, rows.first[r] - origin, rows.last[r] - origin, t.maximum[r], t.sum[r],
                         t.out + r * padded, vectors * lanes);
@@ -129,7 +129,7 @@ void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys,
 /// Queries [begin, begin + count) of one head against all keys of their document.
 template <class T, class A = accumulator_t<T>>
 void forward_rows(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t head, int64_t begin, int64_t count,
-                  const PackedKeys<A>& packed, A* memory, int64_t& computed) {
+                  const PackedKeys<A>& packed, A* memory, AttentionPairs& pairs) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim, padded = attention_padded<A>(width);
   ForwardTile<A> t(attention_rows(document, begin, count, args.window), memory, padded);
@@ -137,8 +137,9 @@ void forward_rows(const AttentionForwardArgs& args, const AttentionDocument& doc
   pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, count, width, t.query, padded);
   int64_t first, last;
   rows.range(0, count, first, last);
+  pairs.attended += rows.pairs(0, document.key_count);
   for (int64_t tile = first < last ? first / tile_keys : 0; tile * tile_keys < last; ++tile)
-    forward_tile<A>(t, tile, width, packed.keys + tile * attention_transposed_tile<A>(width), packed.values + tile * tile_keys * padded, computed);
+    forward_tile<A>(t, tile, width, packed.keys + tile * attention_transposed_tile<A>(width), packed.values + tile * tile_keys * padded, pairs);
   for (int64_t r = 0; r < count; ++r) {
     const bool empty = rows.first[r] >= rows.last[r];
     const A factor = empty ? A{0} : A{1} / t.sum[r];
@@ -161,12 +162,12 @@ PackedKeys<A> shared_keys(const AttentionForwardArgs& args, const AttentionPlan&
 }
 
 template <class T, class A = accumulator_t<T>>
-int64_t forward_unit(const AttentionForwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* shared, void* memory) {
+AttentionPairs forward_unit(const AttentionForwardArgs& args, const AttentionPlan& plan, const AttentionUnit& unit, void* shared, void* memory) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t tiles = chunks_of(plan.longest_private, tile_keys);
   A* const private_keys = static_cast<A*>(memory);
   A* const scratch = private_keys + tiles * forward_tile_memory<A>(args.head_dim);
-  int64_t computed = 0;
+  AttentionPairs pairs;
   for (int32_t index = unit.document; index < unit.document + unit.documents; ++index) {
     const AttentionDocument& document = plan.documents[index];
     PackedKeys<A> packed{private_keys, private_keys + tiles * attention_transposed_tile<A>(args.head_dim)};
@@ -176,9 +177,9 @@ int64_t forward_unit(const AttentionForwardArgs& args, const AttentionPlan& plan
     const int64_t end = std::min(unit.row_end, document.query_count);
     for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
       for (int64_t begin = unit.row_begin; begin < end; begin += attention_tile_queries)
-        forward_rows<T>(args, document, head, begin, std::min(attention_tile_queries, end - begin), packed, scratch, computed);
+        forward_rows<T>(args, document, head, begin, std::min(attention_tile_queries, end - begin), packed, scratch, pairs);
   }
-  return computed;
+  return pairs;
 }
 
 /// Packs one tile of a document's keys in shared memory.

@@ -158,6 +158,12 @@ void AttentionRows::range(int64_t begin, int64_t end, int64_t& union_first, int6
   }
 }
 
+int64_t AttentionRows::pairs(int64_t begin, int64_t end) const {
+  int64_t sum = 0;
+  for (int64_t row = 0; row < count; ++row) sum += std::max<int64_t>(0, std::min(last[row], end) - std::max(first[row], begin));
+  return sum;
+}
+
 AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window) {
   AttentionRows rows;
   rows.count = count;

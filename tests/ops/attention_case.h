@@ -141,7 +141,8 @@ AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& 
   const std::vector<DocumentRun> query_runs = queries.runs(), key_runs = keys.runs();
   dispatch(rank, AttentionBackwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
                                        c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
-                                       dout.data.data(), dout.stride, row_lse.data(), row_delta.data(), dq.data(), dk.data(), dv.data(), c.dense});
+                                       dout.data.data(), dout.stride, row_lse.data(), row_delta.data(), dq.data(), c.query_width(), dk.data(), c.key_width(), dv.data(), c.key_width(),
+                                       c.dense});
   return {doubles(dq), doubles(dk), doubles(dv)};
 }
 template <class T>

@@ -66,8 +66,9 @@ void merge(Rank& rank, const AttentionCase& c, AttentionForward& into, const Att
   using A = accumulate_t<T>;
   std::vector<A> out1(into.out.begin(), into.out.end()), out2(from.out.begin(), from.out.end()), lse1(into.lse.begin(), into.lse.end()),
       lse2(from.lse.begin(), from.lse.end());
-  dispatch(rank, AttentionMergeArgs{dtype_of<T>::value, static_cast<int64_t>(into.lse.size()) / c.heads, c.heads, c.head_dim, out1.data(), lse1.data(),
-                                    out2.data(), lse2.data()});
+  const int64_t tokens = static_cast<int64_t>(into.lse.size()) / c.heads;
+  const DocumentRun all[] = {{0, 0, static_cast<int32_t>(tokens), 0}};
+  dispatch(rank, AttentionMergeArgs{dtype_of<T>::value, tokens, c.heads, c.head_dim, all, out1.data(), lse1.data(), out2.data(), lse2.data()});
   into = {doubles(out1), doubles(lse1)};
 }
 

@@ -1,0 +1,90 @@
+#include "parallel/context_attention.h"
+
+#include <cstring>
+#include <utility>
+
+#include "parallel/boundary_record.h"
+#include "parallel/context_pass.h"
+
+namespace quire {
+
+void ContextPass::send(const Tensor& from, int to, MessageKind kind, const char* purpose) const {
+  std::vector<Request>& sends = executor_.sends_;
+  std::erase_if(sends, [](const Request& sent) { return sent.done(); });
+  sends.push_back(executor_.group_.send(from, to, {kind, work_->step, work_->stage, work_->microbatch, purpose}));
+}
+
+Request ContextPass::receive(const Tensor& into, int from, MessageKind kind, const char* purpose) const {
+  return executor_.group_.receive(into, from, {kind, work_->step, work_->stage, work_->microbatch, purpose});
+}
+
+Tensor ContextPass::record_of(const Documents& documents) const {
+  return make_boundary_record(rank(), {work_->step, work_->stage, work_->microbatch, work_->plan->digest}, documents);
+}
+
+const Tensor& ContextPass::record_of(KeyMessage& message) const {
+  if (!message.record.defined()) message.record = record_of(message.documents);
+  return message.record;
+}
+
+Tensor ContextPass::empty_record(const Tensor& expected) const { return Tensor::empty(rank(), expected.shape(), expected.dtype(), Category::data); }
+
+bool ContextPass::check_record(const Tensor& received, const Tensor& expected, Documents& documents) const {
+  // Equal bytes are equal documents of the same step, stage, microbatch and plan: nothing is to be read from them again.
+  if (!rank().computes() || std::memcmp(received.raw(), expected.raw(), static_cast<size_t>(expected.bytes())) == 0) return true;
+  if (!executor_.mismatch_) executor_.mismatch_ = {work_->stage, work_->microbatch, layer_};
+  try {
+    documents = read_boundary_record(received, documents.tokens()).documents;
+  } catch (const BoundaryError&) {
+  }
+  return false;
+}
+
+Tensor ContextPass::returned(const Tensor& gradients) const {
+  if (executor_.tamper_ == nullptr || !executor_.tamper_->gives_gradients_to_wrong_owner()) return gradients;
+  const int64_t rows = gradients.size(0);
+  if (rows == 1) return Tensor::zeros(rank(), gradients.shape(), gradients.dtype());
+  const Tensor shifted = Tensor::empty(rank(), gradients.shape(), gradients.dtype());
+  copy(rank(), gradients.slice(0, 0, rows - 1), shifted.slice(0, 1, rows));
+  copy(rank(), gradients.slice(0, rows - 1, rows), shifted.slice(0, 0, 1));
+  return shifted;
+}
+
+ContextAttention::ContextAttention(Rank& rank, Communicator& group, ContextPlanner& planner) : rank_(rank), group_(group), planner_(planner) {
+  if (planner.ranks() != group.size()) fail<StateError>("context", "plans for {} ranks in a group of {}", planner.ranks(), group.size());
+}
+
+ContextAttention::~ContextAttention() = default;
+
+Documents ContextAttention::shard(const Documents& whole) {
+  return documents_of(whole, planner_.plan(whole)->shards.at(static_cast<size_t>(group_.rank())));
+}
+
+std::shared_ptr<ContextWork> ContextAttention::begin(const Documents& whole, const Documents& own, int64_t step, int64_t stage, int64_t microbatch) {
+  std::shared_ptr<ContextWork> work = make_context_work(planner_.plan(whole), group_.rank(), whole, own);
+  work->step = step;
+  work->stage = stage;
+  work->microbatch = microbatch;
+  if (tamper_ != nullptr) tamper_->prepared(*work);
+  return work;
+}
+
+Value ContextAttention::attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch,
+                               const AttentionOptions& options) {
+  auto work = std::dynamic_pointer_cast<ContextWork>(microbatch.work);
+  if (work == nullptr) fail<StateError>("context", "attention of a microbatch that was not begun");
+  if (q.tensor.size(0) != work->own.tokens() || k.tensor.size(0) != work->own.tokens())
+    fail<ShapeError>("context", "q {} and k {} for a shard of {} tokens", describe(q.tensor), describe(k.tensor), work->own.tokens());
+  if (group_.size() == 1) return attention(tape, q, k, v, work->own_runs, options);
+  const ContextPass pass(*this, work, layer, options);
+  return work->plan->exchange == ContextExchange::heads ? attend_by_heads(pass, tape, q, k, v) : attend_by_keys(pass, tape, q, k, v);
+}
+
+void ContextAttention::finish() {
+  for (const Request& sent : sends_) sent.wait();
+  sends_.clear();
+}
+
+std::optional<ContextMismatch> ContextAttention::take_mismatch() { return std::exchange(mismatch_, std::nullopt); }
+
+}  // namespace quire

@@ -1,0 +1,48 @@
+// What the exchanges of context-parallel attention share: messages with their labels, boundary records, and what is noted of them.
+#pragma once
+#include "parallel/context_attention.h"
+
+namespace quire {
+
+/// One layer's attention of one microbatch, forward and backward.
+class ContextPass {
+ public:
+  ContextPass(ContextAttention& executor, std::shared_ptr<ContextWork> work, int64_t layer, const AttentionOptions& options)
+      : executor_(executor), work_(std::move(work)), layer_(layer), options_(options) {}
+
+  Rank& rank() const { return executor_.rank_; }
+  int own_rank() const { return executor_.group_.rank(); }
+  int ranks() const { return executor_.group_.size(); }
+  ContextWork& work() const { return *work_; }
+  const AttentionOptions& options() const { return options_; }
+
+  /// Starts sending; nothing is to be written to the tensor later. `purpose` is a literal.
+  void send(const Tensor& from, int to, MessageKind kind, const char* purpose = "") const;
+  Request receive(const Tensor& into, int from, MessageKind kind, const char* purpose = "") const;
+
+  /// The record of a message's documents in this microbatch.
+  Tensor record_of(const Documents& documents) const;
+  /// The record of a message, made once.
+  const Tensor& record_of(KeyMessage& message) const;
+  /// An empty record like `expected`.
+  Tensor empty_record(const Tensor& expected) const;
+  /// Whether what was received is what was expected; if not, it is noted, and `documents` are set to those received if they can be computed with. Nothing is
+  /// thrown: all ranks refuse together at the step's end.
+  bool check_record(const Tensor& received, const Tensor& expected, Documents& documents) const;
+
+  /// Gradients that came back to their owner, in the order in which they are added to its rows.
+  Tensor returned(const Tensor& gradients) const;
+
+ private:
+  ContextAttention& executor_;
+  std::shared_ptr<ContextWork> work_;
+  int64_t layer_;
+  AttentionOptions options_;
+};
+
+/// `ring` and `gather`: keys and values come to the queries.
+Value attend_by_keys(const ContextPass& pass, Tape& tape, const Value& q, const Value& k, const Value& v);
+/// `heads`: tokens come to their heads.
+Value attend_by_heads(const ContextPass& pass, Tape& tape, const Value& q, const Value& k, const Value& v);
+
+}  // namespace quire
