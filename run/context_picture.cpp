@@ -32,6 +32,11 @@ std::string text_at(double x, double y, double size, std::string_view anchor, st
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{:g}\" text-anchor=\"{}\"{}{}>{}</text>\n", x, y, size, anchor, more.empty() ? "" : " ", more, escaped(text));
 }
 
+/// With a white rim, over lines.
+std::string rimmed_text(double x, double y, double size, std::string_view anchor, std::string_view text, std::string_view more) {
+  return text_at(x, y, size, anchor, text, fmt::format("{} stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\"", more)) + text_at(x, y, size, anchor, text, more);
+}
+
 /// 12,345
 std::string grouped(int64_t number) {
   std::string digits = std::to_string(number);
@@ -158,7 +163,12 @@ class Picture {
       std::string all, own = std::move(specks[r]);
       for (size_t q = 0; q < pieces.size(); ++q) {
         if (tiny(pieces[q].document)) continue;
-        all += path_of(area(pieces[q].range, {pieces[q].document.begin, pieces[q].range.end}));
+        const std::string whole = path_of(area(pieces[q].range, {pieces[q].document.begin, pieces[q].range.end}));
+        if (plan_.exchange == ContextExchange::heads) {  // every rank computes it, for its heads
+          own += whole;
+          continue;
+        }
+        all += whole;
         for (size_t k = q + 1; k-- > 0 && pieces[k].document == pieces[q].document;) own += path_of(area(pieces[q].range, pieces[k].range));
       }
       const std::string fill = colour(static_cast<int64_t>(r));
@@ -201,7 +211,7 @@ class Picture {
     }
     body_ += text_at(key_x(0) + side / 2, top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
     const double x = 30, y = query_y(0) + side / 2;
-    body_ += text_at(x, y, 12, "middle", "queries, and the rank that computes them", fmt::format("fill=\"#444444\" transform=\"rotate(-90 {:.1f} {:.1f})\"", x, y));
+    body_ += text_at(x, y, 12, "middle", plan_.exchange == ContextExchange::heads ? "queries, and the rank that holds them" : "queries, and the rank that computes them", fmt::format("fill=\"#444444\" transform=\"rotate(-90 {:.1f} {:.1f})\"", x, y));
   }
 
   /// Everybody sends everybody the heads that are theirs; outputs return.
@@ -218,9 +228,13 @@ class Picture {
 
   double legend() {
     double y = top - 28;
-    const std::pair<std::string, std::string> entries[] = {{"fill=\"#555555\"", "computed with keys of the rank's own"}, {"fill=\"#555555\" fill-opacity=\"0.38\"", "computed with keys received"},
-                                                           {"fill=\"#ebebeb\"", "in a causal row without documents; not computed"}};
+    const bool heads = plan_.exchange == ContextExchange::heads;
+    const std::pair<std::string, std::string> entries[] = {
+        {"fill=\"#555555\"", heads ? "queries of the rank's own; computed by all ranks, each for its heads" : "computed with keys of the rank's own"},
+        {"fill=\"#555555\" fill-opacity=\"0.38\"", heads ? "" : "computed with keys received"},
+        {"fill=\"#ebebeb\"", "in a causal row without documents; not computed"}};
     for (const auto& [fill, words] : entries) {
+      if (words.empty()) continue;
       body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" {}/>\n", panel_x(), y, fill);
       body_ += text_at(panel_x() + 22, y + 11.5, 12, "start", words, "fill=\"#333333\"");
       y += 20;
@@ -256,8 +270,8 @@ class Picture {
     std::string lines;
     y = head + 26;
     for (size_t s = 0; s < steps_.size(); ++s) {
-      lines += text_at(panel_x(), y + 8, 12, "start", step_name(s), "fill=\"#222222\" font-weight=\"bold\"");
-      y += 26;
+      lines += rimmed_text(panel_x(), y + 8, 12, "start", step_name(s), "fill=\"#222222\" font-weight=\"bold\"");
+      y += 28;
       const char* dash = dashes[s % std::size(dashes)];
       for (const KeyTransfer& transfer : steps_[s].transfers) {
         const double from = x_of(transfer.from), to = x_of(transfer.to), way = to > from ? 1 : -1;
@@ -267,9 +281,9 @@ class Picture {
                              *dash ? fmt::format(" stroke-dasharray=\"{}\"", dash) : "");
         lines += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>", from, y, fill);
         lines += fmt::format("<path d=\"M{:.1f},{:.1f}L{:.1f},{:.1f}L{:.1f},{:.1f}Z\" fill=\"{}\"/>", to, y, to - way * 9, y - 4.5, to - way * 9, y + 4.5, fill);
-        lines += text_at((from + to) / 2, y - 3.5, 10, "middle", grouped(tokens_of(transfer.rows)), "fill=\"#222222\" stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke\"");
+        lines += rimmed_text((from + to) / 2, y - 3, 10, "middle", grouped(tokens_of(transfer.rows)), "fill=\"#222222\"");
         lines += "</g>\n";
-        y += 15.5;
+        y += 17;
       }
       y += 6;
     }
@@ -284,6 +298,7 @@ class Picture {
 
   double table(double y) {
     const double x = panel_x() + 30, size = cell_ * static_cast<double>(plan_.ranks);
+    y += 14;
     body_ += text_at(x, y, 13, "start", "who sends (down) to whom (across): the darker, the more rows", "fill=\"#222222\" font-weight=\"bold\"");
     y += 32;
     int64_t most = 1;

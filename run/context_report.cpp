@@ -89,9 +89,9 @@ std::string bytes_text(double bytes) {
 std::string seconds_text(double seconds) { return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.3g} ms", seconds * 1e3); }
 
 std::string row_of(const ContextLine& line, bool in_force) {
-  return fmt::format("{} {:<11}{:<8}{:>7.3f}{:>7.3f}{:>7.3f} {:>8.1f} %{:>8.1f} %{:>9}{:>11}{:>11}{:>10}{:>8.1f} %{:>7.4g}{}\n", in_force ? '>' : ' ', name_of(line.layout),
+  return fmt::format("{} {:<11}{:<8}{:>7.3f}{:>7.3f}{:>7.3f} {:>8.1f} %{:>8.1f} %{:>9}{:>11}{:>11}{:>10}{:>10}{:>7.4g}{}\n", in_force ? '>' : ' ', name_of(line.layout),
                      name_of(line.exchange), line.tokens, line.pairs, line.cost, line.received, line.busiest, line.over_bound ? fmt::format("{:.2f} x", *line.over_bound) : "-",
-                     bytes_text(line.forward_bytes), bytes_text(line.backward_bytes), line.tiles, line.skipped, line.steps,
+                     bytes_text(line.forward_bytes), bytes_text(line.backward_bytes), line.tiles, line.skipped < 0 ? "none" : fmt::format("{:.1f} %", line.skipped), line.steps,
                      line.seconds ? fmt::format("{:>11}", seconds_text(*line.seconds)) : "");
 }
 
@@ -123,6 +123,11 @@ std::optional<ContextExchange> asked_exchange(const Config& config) {
   return context_exchange_from(config.distributed.cp_exchange);
 }
 
+std::string steps_text(double steps, ContextExchange exchange, int64_t ranks) {
+  if (exchange == ContextExchange::heads) return steps > 0 ? "heads go to their ranks and return" : "no heads travel";
+  return fmt::format("{:.3g} of {} steps made", steps, ranks - 1);
+}
+
 std::string to_string(std::span<const TokenRange> ranges, size_t shown) {
   std::string text;
   for (size_t i = 0; i < std::min(shown, ranges.size()); ++i) text += fmt::format("{}{}-{}", i > 0 ? ", " : "", ranges[i].begin, ranges[i].end - 1);
@@ -147,6 +152,7 @@ ContextReport report_context(const Config& config, std::span<const Documents> mi
   report.layers = model.layers();
   report.dtype = name_of(model.dtype);
   report.choice = choice.reason;
+  if (speeds) report.speeds = to_string(*speeds);
   report.windows = std::ranges::any_of(model.costs.windows, [](const LayerWindow& layer) { return layer.window > 0; });
   const double ring = static_cast<double>((report.ranks - 1) * report.tokens);
   const ContextBound bound = context_lower_bound(lengths, report.ranks, model.costs);
@@ -171,8 +177,8 @@ ContextReport report_context(const Config& config, std::span<const Documents> mi
 }
 
 std::string ContextReport::table() const {
-  std::string text = fmt::format("step {}, microbatch {}: {} tokens in {} documents, the longest of {}; {} layers in {}, {} context ranks\nin force: {}\n\n", step, microbatch, tokens,
-                                 documents, longest, layers, dtype, ranks, choice);
+  std::string text = fmt::format("step {}, microbatch {}: {} tokens in {} documents, the longest of {}; {} layers in {}, {} context ranks\nin force: {}\n{}\n", step, microbatch, tokens,
+                                 documents, longest, layers, dtype, ranks, choice, speeds.empty() ? "" : fmt::format("chosen with speeds of this machine: {}\n", speeds));
   const bool timed = !lines.empty() && lines.front().seconds;
   text += fmt::format("  {:<11}{:<8}{:>21} {:>20}{:>9}{:>22}{:>20}{:>7}{}\n", "", "", "largest over mean", "keys received", "over", "bytes of a layer", "attention", "steps",
                       timed ? "  predicted" : "");
@@ -197,14 +203,14 @@ std::string ContextReport::table() const {
     text += fmt::format("{:>6}{:>9}{:>14}{:>11}{:>11}   ranks {} to {} together\n", "rest", rest.tokens, rest.pairs, rest.received, rest.sent, shown_ranks, ranks - 1);
   const ContextStepSummary& s = summary;
   text += fmt::format("\nall {} microbatches of the step ({} tokens, {} documents): largest over mean of pairs {:.3f} (worst {:.3f}), of cost {:.3f} (worst {:.3f}), of tokens at worst {:.3f}; "
-                      "received {:.1f} % (worst {:.1f} %); {:.3g} steps of {}\n", s.microbatches, s.tokens, s.documents, s.mean_pairs, s.worst_pairs, s.mean_cost, s.worst_cost,
-                      s.worst_tokens, s.mean_received, s.worst_received, s.mean_steps, ranks - 1);
+                      "received {:.1f} % (worst {:.1f} %); {}\n", s.microbatches, s.tokens, s.documents, s.mean_pairs, s.worst_pairs, s.mean_cost, s.worst_cost,
+                      s.worst_tokens, s.mean_received, s.worst_received, steps_text(s.mean_steps, plan->exchange, ranks));
   return text;
 }
 
 std::string ContextReport::to_json() const {
   Json object = {{"ranks", ranks}, {"step", step}, {"microbatch", microbatch}, {"tokens", tokens}, {"documents", documents}, {"longest", longest}, {"layers", layers},
-                 {"dtype", dtype}, {"choice", choice}, {"layout", name_of(plan->layout)}, {"exchange", name_of(plan->exchange)}, {"digest", fmt::format("{:016x}", plan->digest)},
+                 {"dtype", dtype}, {"choice", choice}, {"speeds", speeds}, {"layout", name_of(plan->layout)}, {"exchange", name_of(plan->exchange)}, {"digest", fmt::format("{:016x}", plan->digest)},
                  {"bound_percent", nullptr}, {"bound_busiest_percent", nullptr}};
   if (!windows) {
     object["bound_percent"] = bound;

@@ -48,6 +48,7 @@ struct ContextReport {
   std::vector<ContextLine> lines;       ///< those that can be
   size_t chosen = 0;                    ///< of them, the one in force
   std::string choice;                   ///< how it was chosen
+  std::string speeds;                   ///< that it was chosen with; "" where nothing was left to choose
   std::vector<ContextRankLine> rank_lines;
   ContextStepSummary summary;
   std::shared_ptr<const ContextPlan> plan;  ///< in force
@@ -64,6 +65,9 @@ std::optional<ContextExchange> asked_exchange(const Config& config);
 /// microbatch that the step does not have.
 ContextReport report_context(const Config& config, std::span<const Documents> microbatches, int64_t step, int64_t microbatch, const ContextChoice& choice,
                              const std::optional<ContextSpeeds>& speeds = {});
+
+/// `2 of 3 steps made`; for `heads` in words of its own.
+std::string steps_text(double steps, ContextExchange exchange, int64_t ranks);
 
 /// `0-127, 384-511 and 12 more`: first and last tokens of at most `shown` ranges.
 std::string to_string(std::span<const TokenRange> ranges, size_t shown = 4);

@@ -1,0 +1,99 @@
+#include "run/planned_step.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/communicator.h"
+#include "run/context_picture.h"
+#include "run/context_speeds.h"
+#include "run/data_source.h"
+#include "run/machine.h"
+#include "run/rank_options.h"
+#include "run/trainer.h"
+
+namespace quire {
+
+namespace {
+
+std::vector<Documents> documents_of_step(const LoadedStep& step) {
+  std::vector<Documents> all;
+  for (const HostBatch& batch : step.microbatches) all.push_back(batch.documents);
+  return all;
+}
+
+/// Two ranks are threads here: what a rank computes while another one does, and what a message between them costs.
+ContextSpeeds local_speeds(const Config& config) {
+  ContextSpeeds speeds;
+  run_local(2, {}, [&](Communicator& world) {
+    RankOptions options = rank_options(config);
+    if (config.run.threads == 0) options.threads = std::max(1, usable_processors() / 2);
+    Rank rank(options);
+    const ContextSpeeds measured = measure_context_speeds(rank, world, config);
+    if (world.rank() == 0) speeds = measured;
+  });
+  return speeds;
+}
+
+}  // namespace
+
+PlannedStep plan_step(const Config& config, int64_t step) {
+  LoaderSettings settings = loader_settings(config);
+  settings.content = Content::documents;
+  settings.prefetch = 0;
+  Loader loader(open_data(config).train, settings);
+  PlannedStep planned;
+  planned.mesh = mesh_shape(config);
+  planned.step = step;
+  planned.row_length = config.train.seq_len;
+  for (int64_t i = 1; i <= step; ++i) {
+    const LoadedStep loaded = loader.next_step();
+    if (loaded.empty()) fail<ConfigError>("plan", "step {} is asked for; the data ends after step {} (data.epochs)", step, i - 1);
+    if (i == 1) planned.first_step = documents_of_step(loaded);
+    if (i < step) continue;
+    planned.microbatches = documents_of_step(loaded);
+    planned.rows = static_cast<int64_t>(loaded.plan.rows.size());
+    planned.tokens = loaded.plan.tokens;
+    planned.valid = loaded.plan.valid;
+    planned.documents = loaded.plan.pieces;
+  }
+  return planned;
+}
+
+ContextReport report_planned(const Config& config, const PlannedStep& planned, int64_t microbatch) {
+  const std::optional<ContextLayout> layout = asked_layout(config);
+  const std::optional<ContextExchange> exchange = asked_exchange(config);
+  ContextChoice choice;
+  if (layout && exchange) {
+    choice = {*layout, *exchange, {}, fmt::format("{}, {}: as the config says", name_of(*layout), name_of(*exchange))};
+    return report_context(config, planned.microbatches, planned.step, microbatch, choice);
+  }
+  const ContextSpeeds speeds = local_speeds(config);
+  choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds, layout, exchange);
+  return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
+}
+
+std::string picture_of(const Config& config, const PlannedStep& planned, const ContextReport& report) {
+  const ContextLine& line = report.lines.at(report.chosen);
+  const int64_t window = context_model(config).costs.windows.front().window;
+  const std::string name = config.data.dataset_path.substr(config.data.dataset_path.rfind('/') + 1);
+  PictureText text;
+  text.title = fmt::format("{}: {} tokens in {} documents over {} ranks; {} layout, {}", name, report.tokens, report.documents, report.ranks, name_of(line.layout), name_of(line.exchange));
+  text.subtitle = fmt::format("largest over mean: tokens {:.3f}, pairs {:.3f}, step {:.3f}; keys received: {:.1f} % of a full ring{}; {:.1f} % of a causal row's tiles skipped; {}{}",
+                              line.tokens, line.pairs, line.cost, line.received, report.windows ? "" : fmt::format(" (at least {:.1f} %)", report.bound), line.skipped,
+                              steps_text(line.steps, line.exchange, report.ranks), window > 0 ? fmt::format("; layers with a window of {}", window) : "");
+  return context_picture(*report.plan, planned.microbatches.at(static_cast<size_t>(report.microbatch)), window, text);
+}
+
+std::string PlannedStep::table() const {
+  return fmt::format("layout: {} ({} rank{}); step {}: {} rows of up to {} tokens in {} microbatches, {} tokens, {} targets, {} documents\n", Mesh(mesh).name(), mesh.ranks(),
+                     mesh.ranks() == 1 ? "" : "s", step, rows, row_length, microbatches.size(), tokens, valid, documents);
+}
+
+std::string PlannedStep::to_json() const {
+  const nlohmann::ordered_json object = {{"pp", mesh.pp}, {"dp", mesh.dp}, {"cp", mesh.cp}, {"tp", mesh.tp}, {"ranks", mesh.ranks()}, {"step", step}, {"rows", rows},
+                                         {"microbatches", microbatches.size()}, {"tokens", tokens}, {"targets", valid}, {"documents", documents}};
+  return object.dump();
+}
+
+}  // namespace quire
