@@ -109,6 +109,7 @@ Loader::Entry Loader::produce() {
           std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size))),
           settings_.content));
       step.microbatches.back().index = m;
+      if (settings_.read) settings_.read(step.microbatches.back());
     }
   } catch (...) {
     entry.error = std::current_exception();

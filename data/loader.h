@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -48,6 +49,7 @@ struct LoaderSettings {
   int64_t microbatch_size = 1;    ///< rows per microbatch; the last of a step may have fewer
   int64_t prefetch = 2;           ///< steps read ahead; 0 reads in the caller's thread
   Content content = Content::all;
+  std::function<void(const HostBatch&)> read;  ///< called with each microbatch where it is read: on the background thread, steps ahead
 };
 
 /// A step's plan (all of it) and this share's microbatches, in ascending order.

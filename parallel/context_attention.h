@@ -40,6 +40,7 @@ DocumentRuns queries_that_read(std::span<const DocumentRun> queries, std::span<c
 
 /// What this rank does with one microbatch: made of a plan when the microbatch begins, kept with it (Microbatch::work), dropped with it.
 struct ContextWork final : MicrobatchWork {
+  int rank = 0;
   std::shared_ptr<const ContextPlan> plan;
   Documents whole, own;        ///< of the microbatch, and of this rank's tokens
   DocumentRuns own_runs;       ///< what local keys are masked with

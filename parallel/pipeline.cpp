@@ -8,6 +8,7 @@ namespace {
 
 /// What a stage holds of a microbatch between its first and last computation.
 struct Passage {
+  Documents planned;  ///< of this rank's tokens
   Microbatch microbatch;
   std::unique_ptr<Tape> tape;
   Value input, output;
@@ -36,6 +37,7 @@ class PipelinePass {
       }
     }
     for (const Request& sent : sends_) sent.wait();
+    if (pipeline_.context_ != nullptr) pipeline_.context_->finish();
   }
 
  private:
@@ -43,24 +45,26 @@ class PipelinePass {
   bool is_here(int64_t stage) const { return program_.schedule.rank_of_stage[static_cast<size_t>(stage)] == pipeline_.group_.rank(); }
   Passage& passage(int64_t stage, int64_t microbatch) {
     std::unique_ptr<Passage>& entry = passages_[{stage, microbatch}];
-    if (!entry) entry = std::make_unique<Passage>();
+    if (!entry) {
+      entry = std::make_unique<Passage>();
+      const Documents& whole = work_.microbatches[static_cast<size_t>(microbatch)].documents;
+      entry->planned = pipeline_.context_ != nullptr ? pipeline_.context_->shard(whole) : whole;
+    }
     return *entry;
   }
   MessageLabel label(MessageKind kind, const Action& action) const { return {kind, work_.step, action.stage, host(action).index}; }
-  Tensor stream(const Action& action) const {
-    return Tensor::empty(rank_, {host(action).documents.tokens(), pipeline_.model_.config().dim}, pipeline_.model_.dtype());
-  }
+  Tensor stream(const Passage& p) const { return Tensor::empty(rank_, {p.planned.tokens(), pipeline_.model_.config().dim}, pipeline_.model_.dtype()); }
 
   void post_receive(const Action& action, int peer) {
     Passage& p = passage(action.stage, action.microbatch);
     Communicator& group = pipeline_.group_;
     if (is_forward(action)) {
-      p.record = Tensor::empty(rank_, boundary_record_shape(host(action).documents), DType::i32, Category::data);
-      p.activations = stream(action);
+      p.record = Tensor::empty(rank_, boundary_record_shape(p.planned), DType::i32, Category::data);
+      p.activations = stream(p);
       p.record_arrived = group.receive(p.record, peer, label(MessageKind::boundaries, action));
       p.activations_arrived = group.receive(p.activations, peer, label(MessageKind::activations, action));
     } else {
-      p.output_gradient = stream(action);
+      p.output_gradient = stream(p);
       p.gradient_arrived = group.receive(p.output_gradient, peer, label(MessageKind::activation_gradients, action));
     }
   }
@@ -129,43 +133,61 @@ class PipelinePass {
 
   /// Sets microbatch and input: from the loader, from the stage before on this rank, or from what was received.
   void take_input(const Action& action, Passage& p) {
-    const HostBatch& batch = host(action);
     Documents documents;
+    const bool received = action.stage > 0 && !is_here(action.stage - 1);
     if (action.stage == 0) {
-      documents = batch.documents;
-    } else if (is_here(action.stage - 1)) {
+      documents = p.planned;
+    } else if (received) {
+      documents = received_documents(action, p);
+      p.input = p.tape->leaf(std::exchange(p.activations, {}));
+    } else {
       Passage& before = passage(action.stage - 1, action.microbatch);
       documents = before.microbatch.documents;
       p.input = p.tape->leaf(before.output.tensor);
       if (!training_) passages_.erase({action.stage - 1, action.microbatch});
-    } else {
-      documents = received_documents(action, p);
-      p.input = p.tape->leaf(std::exchange(p.activations, {}));
     }
-    const std::span<const int32_t> none;
-    const bool last = action.stage == last_stage_;
-    p.microbatch = Microbatch::make_stage(rank_, action.stage == 0 ? batch.tokens : none, last ? batch.targets : none, std::move(documents));
-    if (action.stage == 0 || is_here(action.stage - 1)) return;
-    if (pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
-    if (p.microbatch.documents != batch.documents) note_mismatch(action);
+    const HostBatch& batch = host(action);
+    const std::vector<int32_t> tokens = action.stage == 0 ? own_values(batch.tokens, p) : std::vector<int32_t>();
+    const std::vector<int32_t> targets = action.stage == last_stage_ ? own_values(batch.targets, p) : std::vector<int32_t>();
+    p.microbatch = Microbatch::make_stage(rank_, tokens, targets, std::move(documents));
+    if (received && pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
+    if (received && p.microbatch.documents != p.planned) note_mismatch(action);
+    if (pipeline_.context_ != nullptr) p.microbatch.work = pipeline_.context_->begin(batch.documents, p.microbatch.documents, work_.step, action.stage, batch.index);
+  }
+
+  /// Tokens or targets of a microbatch that are this rank's.
+  std::vector<int32_t> own_values(const std::vector<int32_t>& all, const Passage& p) const {
+    if (pipeline_.context_ == nullptr || all.empty()) return all;
+    std::vector<int32_t> own;
+    own.reserve(static_cast<size_t>(p.planned.tokens()));
+    for (const int32_t index : p.planned.indices()) own.push_back(all[static_cast<size_t>(index)]);
+    return own;
   }
 
   /// Those of the record; the plan's where it holds none that could be computed with. Every mismatch is noted and refused at the step's end, on all ranks at
   /// once: an error here would leave the others waiting.
-  Documents received_documents(const Action& action, Passage& p) {
-    const Documents& planned = host(action).documents;
+  Documents received_documents(const Action& action, const Passage& p) {
     try {
-      BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}), planned.tokens());
+      BoundaryRecord record = read_boundary_record(p.record, p.planned.tokens());
       if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
-      if (record.documents.longest() <= pipeline_.model_.config().max_seq_len || record.documents == planned) return std::move(record.documents);
+      if (record.documents == p.planned || may_be_computed_with(record.documents, action)) return std::move(record.documents);
     } catch (const BoundaryError&) {
     }
     note_mismatch(action);
-    return planned;
+    return p.planned;
+  }
+
+  /// Whether positions and indices of received documents are inside of what kernels take.
+  bool may_be_computed_with(const Documents& documents, const Action& action) const {
+    for (int64_t i = 0; i < documents.tokens(); ++i) {
+      const int32_t index = documents.indices()[static_cast<size_t>(i)];
+      if (index >= host(action).documents.tokens() || index - documents.starts()[static_cast<size_t>(i)] >= pipeline_.model_.config().max_seq_len) return false;
+    }
+    return true;
   }
 
   void note_mismatch(const Action& action) {
-    if (!pipeline_.mismatch_) pipeline_.mismatch_ = {action.stage, host(action).index};
+    if (!pipeline_.mismatch_) pipeline_.mismatch_ = {action.stage, host(action).index, -1};
   }
 
   void backward(const Action& action, BackwardMode mode) {
@@ -205,8 +227,9 @@ class PipelinePass {
   std::vector<Request> sends_;
 };
 
-Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward)
-    : rank_(rank), model_(model), group_(group), stages_(std::move(stages)), forward_(forward) {
+Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward, ContextAttention* context)
+    : rank_(rank), model_(model), group_(group), stages_(std::move(stages)), forward_(forward), context_(context) {
+  if (forward_.attention == nullptr) forward_.attention = context;
   if (group.size() != stages_.ranks) fail<StateError>("pipeline", "a group of {} ranks for a pipeline of {}", group.size(), stages_.ranks);
 }
 
@@ -239,7 +262,11 @@ void Pipeline::forward(const PipelineWork& work) {
   PipelinePass(*this, work, entry->second, false).run();
 }
 
-std::optional<BoundaryMismatch> Pipeline::take_mismatch() { return std::exchange(mismatch_, std::nullopt); }
+std::optional<BoundaryMismatch> Pipeline::take_mismatch() {
+  if (context_ != nullptr)
+    if (const std::optional<ContextMismatch> found = context_->take_mismatch(); found && !mismatch_) mismatch_ = {found->stage, found->microbatch, found->layer};
+  return std::exchange(mismatch_, std::nullopt);
+}
 
 void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const MessageLabel& label, const std::function<void(Parameter&)>& reduce) {
   Parameter* table = model.tied_table();

@@ -9,6 +9,7 @@
 #include "data/loader.h"
 #include "model/model.h"
 #include "parallel/communicator.h"
+#include "parallel/context_attention.h"
 #include "parallel/schedule.h"
 #include "parallel/stages.h"
 
@@ -30,7 +31,7 @@ struct PipelineWork {
   Tensor losses;                                              ///< [microbatches] f64, training only: filled where the last stage is held
   std::function<void(Parameter&, int use)> parameter_done;    ///< the tapes' hook
   std::function<void()> between;                              ///< after each computation
-  /// Instead of the loss in `Pipeline::forward`, on the last stage: hidden states after the final norm [T, dim].
+  /// Instead of the loss in `Pipeline::forward`, on the last stage: hidden states after the final norm [T, dim] of this rank's tokens.
   std::function<void(int64_t number, const Tensor& hidden, const Microbatch& microbatch)> hidden;
   /// Training, on the first stage: gradient at the embedding's output [T, dim]; the embedding itself then gets none.
   std::function<void(int64_t number, const Tensor& gradient)> embedding_gradient;
@@ -39,13 +40,16 @@ struct PipelineWork {
 /// A microbatch whose received boundaries were not those of the plan.
 struct BoundaryMismatch {
   int64_t stage = 0, microbatch = 0;
+  int64_t layer = -1;  ///< whose keys they came with; -1: they came with activations
 };
 
-/// One rank's part of a pipeline. Activations travel with their boundaries; a stage masks with what it received and compares it with the plan.
+/// One rank's part of a pipeline. Activations travel with their boundaries; a stage masks with what it received and compares it with the plan. Where ranks share
+/// microbatches, each of them carries its own tokens through the stages, to the ranks of the same place in the next one.
 class Pipeline {
  public:
-  /// `group`: the pipeline's ranks; rank() says which stages are held here, and `model` holds their layers. All outlive this object.
-  Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward);
+  /// `group`: the pipeline's ranks; rank() says which stages are held here, and `model` holds their layers. `context`: how the ranks that share microbatches
+  /// attend, nullptr where each has its own; forward.attention, where given, calls it. All outlive this object.
+  Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward, ContextAttention* context = nullptr);
 
   const PipelineStages& stages() const { return stages_; }
   bool holds_first() const { return group_.rank() == 0; }
@@ -73,6 +77,7 @@ class Pipeline {
   Communicator& group_;
   PipelineStages stages_;
   ForwardOptions forward_;
+  ContextAttention* context_;
   BoundaryTamper* tamper_ = nullptr;
   std::function<PipelineSchedule(int64_t)> make_schedule_;
   std::map<int64_t, PipelineProgram> train_programs_, forward_programs_;  ///< by microbatches

@@ -78,7 +78,8 @@ struct Config {
     std::string pp_schedule = "1f1b";    ///< gpipe, 1f1b, interleaved_1f1b
     int64_t pp_chunks = 1;               ///< stages of each pipeline rank
     std::vector<int64_t> pp_layers;      ///< decoder layers of each stage [pp * pp_chunks]; empty = balanced by cost
-    std::string cp_layout = "balanced", cp_exchange = "auto";
+    std::string cp_layout = "balanced";  ///< auto, contiguous, zigzag, balanced
+    std::string cp_exchange = "ring";    ///< auto, ring, gather, heads
     double watchdog_seconds = 600;       ///< longest wait for one message
     bool operator==(const Distributed&) const = default;
   };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "parallel/context_attention.h"
 #include "run/config_schema.h"
 #include "runtime/error.h"
 
@@ -121,6 +122,27 @@ void check_pipeline(const Config& config, const ConfigPlaces& places, const std:
                         given, stage);
 }
 
+/// Context parallelism. Needs the resolved model.
+void check_context(Config& config, const ConfigPlaces& places, const std::string& name) {
+  Config::Distributed& d = config.distributed;
+  if (d.cp == 1) return;
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  if (d.cp > config.train.seq_len)
+    fail<ConfigError>(place("distributed.cp"), "distributed.cp is {}: more ranks than tokens in a row; allowed: at most train.seq_len = {}", d.cp, config.train.seq_len);
+  if (d.cp_exchange != "heads") return;
+  const bool given = places.contains("distributed.cp_layout") || d.cp_layout != Config::Distributed{}.cp_layout;
+  if (d.cp_layout == "auto" || !given) d.cp_layout = "contiguous";
+  if (d.cp_layout != "contiguous")
+    fail<ConfigError>(place("distributed.cp_layout"), "distributed.cp_layout is {} but distributed.cp_exchange is \"heads\"; allowed: \"contiguous\", or another exchange",
+                      toml_text(d.cp_layout));
+  try {
+    check_head_exchange(config.model.n_heads, config.model.n_kv_heads, d.cp);
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    fail<ConfigError>(place("distributed.cp_exchange"), "distributed.cp_exchange is \"heads\" with distributed.cp = {}: {}", d.cp, text.substr(text.find("] ") + 2));
+  }
+}
+
 void check_data(const Config& config, const ConfigPlaces& places, const std::string& name) {
   const Config::Data& data = config.data;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
@@ -182,6 +204,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   resolve_model(config, places, name);
   check_schedule(config, places, name);
   check_pipeline(config, places, name);
+  check_context(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {
     const ConfigSlot slot = key.slot(config);

@@ -134,13 +134,12 @@ void add_data(std::vector<ConfigKey>& keys) {
 
 void add_distributed(std::vector<ConfigKey>& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(differs(std::move(key))); };
-  const char* const no_context = "context parallelism is not there yet";
   add(number("distributed", "dp_replicate", SLOT(distributed.dp_replicate), 1, most_count, "Replicas of the model."));
   add(later(number("distributed", "dp_shard", SLOT(distributed.dp_shard), -1, most_count, "Ranks a replica is sharded over. -1: those that pp and dp_replicate leave, which is 1 for now."),
             "sharded state is not there yet"));
   add(later(number("distributed", "tp", SLOT(distributed.tp), 1, most_count, "Tensor parallel ranks."), "tensor parallelism is not there yet"));
   add(number("distributed", "pp", SLOT(distributed.pp), 1, most_count, "Pipeline ranks."));
-  add(later(number("distributed", "cp", SLOT(distributed.cp), 1, most_count, "Context parallel ranks."), no_context));
+  add(number("distributed", "cp", SLOT(distributed.cp), 1, most_count, "Context parallel ranks: they share each microbatch's tokens. At most `train.seq_len`."));
   add(later_choices(choice("distributed", "pp_schedule", SLOT(distributed.pp_schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"},
                            "Order of the pipeline's forward and backward passes."),
                     {"zb_h1", "zb_v"}, "zero-bubble schedules are not there yet"));
@@ -148,8 +147,12 @@ void add_distributed(std::vector<ConfigKey>& keys) {
              "Stages of each pipeline rank; more than 1 only with interleaved_1f1b. `pp * pp_chunks` is at most `model.n_layers`."));
   add(number("distributed", "pp_layers", SLOT(distributed.pp_layers), 0, 1 << 14,
              "Decoder layers of each of the `pp * pp_chunks` stages; the first also holds the embedding, the last one norm and head. Empty: balanced by cost."));
-  add(later(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"contiguous", "zigzag", "balanced"}, "Who holds which tokens."), no_context));
-  add(later(choice("distributed", "cp_exchange", SLOT(distributed.cp_exchange), {"auto", "ring", "gather", "heads"}, "How keys and values travel."), no_context));
+  add(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"auto", "contiguous", "zigzag", "balanced"},
+             "Who holds which tokens. `contiguous`: equal parts in order; `zigzag`: two parts each, from both ends; `balanced`: planned over the documents, so that work and tokens are "
+             "equal and least is sent; `auto`: what is fastest by the plans' costs and this machine's speeds, measured once and kept in `choices.json`."));
+  add(choice("distributed", "cp_exchange", SLOT(distributed.cp_exchange), {"auto", "ring", "gather", "heads"},
+             "How keys and values travel. `ring`: step by step, in backward again; `gather`: all at once, kept for backward; `heads`: each rank gets all tokens of some heads "
+             "(`cp_layout = \"contiguous\"`, `n_heads` a multiple of `cp`, `n_kv_heads` a multiple or a divisor); `auto` as above."));
   add(above(number("distributed", "watchdog_seconds", SLOT(distributed.watchdog_seconds), 0, unlimited,
                    "Longest wait for one message of another rank; then the run ends and says what was waited for.")));
 }

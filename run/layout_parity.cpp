@@ -71,7 +71,7 @@ void run_step(Rank& rank, Trainer& trainer, const LoadedStep& batch, ModelSource
   trainer.begin_step();
   trainer.forward_backward(batch);
   trainer.reduce_gradients();
-  if (trainer.groups().place.dp == 0)
+  if (trainer.groups().replicas->rank() == 0)
     for (const Parameter& p : trainer.model().parameters()) {
       if (!p.counted) continue;
       std::vector<double> values = host_values(p.gradients.at(0));

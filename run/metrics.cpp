@@ -69,7 +69,8 @@ StepMetrics without_time(StepMetrics metrics) {
   metrics.step_ms = metrics.tokens_per_s = 0;
   metrics.peak_share_useful.reset();
   metrics.peak_share_causal.reset();
-  metrics.resident_bytes = 0;
+  metrics.resident_bytes = metrics.bytes_sent = 0;
+  metrics.balance.reset();
   return metrics;
 }
 
@@ -93,6 +94,8 @@ std::string to_json(const StepMetrics& m) {
   const auto optional = [&](const char* key, const std::optional<double>& value) {
     if (value) out += fmt::format(",\"{}\":{}", key, number_text(*value));
   };
+  if (m.bytes_sent > 0) out += fmt::format(",\"bytes_sent\":{}", m.bytes_sent);
+  optional("balance", m.balance);
   optional("eval_loss", m.eval_loss);
   optional("eval_bits_per_byte", m.eval_bits_per_byte);
   out += fmt::format(",\"step_ms\":{},\"tokens_per_s\":{}", number_text(m.step_ms), number_text(m.tokens_per_s));
@@ -117,6 +120,8 @@ StepMetrics metrics_from_json(std::string_view line, const std::string& where) {
   m.useful_pairs = reader.integer("useful_pairs");
   m.computed_pairs = reader.integer("computed_pairs");
   m.padding = reader.integer("padding");
+  m.bytes_sent = reader.integer("bytes_sent", false);
+  m.balance = reader.optional_number("balance");
   m.eval_loss = reader.optional_number("eval_loss");
   m.eval_bits_per_byte = reader.optional_number("eval_bits_per_byte");
   m.step_ms = reader.number("step_ms");

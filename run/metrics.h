@@ -24,6 +24,8 @@ struct StepMetrics {
   int64_t useful_pairs = 0;     ///< query-key pairs that documents (and windows) need, summed over layers, per head, forward
   int64_t computed_pairs = 0;   ///< those that the tile loop computed, counted the same way
   int64_t padding = 0;          ///< places of the step's rows that hold no token (nothing is computed there)
+  int64_t bytes_sent = 0;       ///< to other ranks, all of them together; 0 = one rank, and then not written
+  std::optional<double> balance;             ///< of context-parallel ranks: the busiest one's cost over the mean
   std::optional<double> eval_loss;           ///< nats per valid target of held-out documents
   std::optional<double> eval_bits_per_byte;  ///< unscored bytes charged 8 bits
 
@@ -37,7 +39,7 @@ struct StepMetrics {
   bool operator==(const StepMetrics&) const = default;
 };
 
-/// The same with the fields that depend on the clock and the machine set to nothing: equal for equal trainings.
+/// The same with the fields that depend on the clock, the machine and the layout of ranks set to nothing: equal for equal trainings.
 StepMetrics without_time(StepMetrics metrics);
 
 /// `a, b, c and 71 more` of a list divided by commas: as much as a line has room for.

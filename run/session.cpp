@@ -156,6 +156,10 @@ void Session::print_run() {
   if (world_.size() > 1) {
     std::string stages;
     if (trainer_->stages().stages() > 1) stages = fmt::format("; {}, stages: {}", trainer_->stages().schedule, trainer_->stages().describe());
+    if (trainer_->context() != nullptr) {
+      const ContextOptions& context = trainer_->context()->planner().options();
+      stages += fmt::format("; context: {}, {}", name_of(context.layout), name_of(context.exchange));
+    }
     say(fmt::format("layout: {} ranks ({}): {}{}", world_.size(), world_.name(), trainer_->groups().mesh.name(), stages));
   }
   for (const std::string& note : notes_) say(note);
@@ -232,6 +236,8 @@ StepMetrics Session::metrics_of(const LoadedStep& batch, const StepResult& resul
   metrics.useful_pairs = result.useful_pairs;
   metrics.computed_pairs = result.computed_pairs;
   metrics.padding = result.padding;
+  metrics.bytes_sent = result.bytes_sent;
+  if (config_.distributed.cp > 1) metrics.balance = result.balance;
   metrics.step_ms = seconds * 1e3;
   metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
   const double reached = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds;

@@ -8,6 +8,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "run/context_costs.h"
 #include "run/metrics.h"
 
 namespace quire {
@@ -39,6 +40,15 @@ int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
 PipelineStages stages_of(const Config& config) {
   const Config::Distributed& d = config.distributed;
   return cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
+}
+
+ContextOptions context_options(const Config& config) {
+  const Config::Distributed& d = config.distributed;
+  ContextOptions options;
+  if (d.cp_layout != "auto") options.layout = context_layout_from(d.cp_layout);
+  if (d.cp_exchange != "auto") options.exchange = context_exchange_from(d.cp_exchange);
+  options.costs = context_costs(config);
+  return options;
 }
 
 }  // namespace
@@ -74,7 +84,11 @@ Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
   ForwardOptions forward;
   forward.recomputation = recomputation_from(config.train.activation_checkpointing);
   forward.z_weight = config.train.z_loss_weight;
-  pipeline_ = std::make_unique<Pipeline>(rank, *model_, *groups_.pipeline, std::move(stages), forward);
+  if (const int64_t cp = groups_.mesh.shape().cp; cp > 1) {
+    planner_ = std::make_shared<ContextPlanner>(cp, context_options(config), static_cast<size_t>(4 * config.microbatches() + 16));
+    context_ = std::make_unique<ContextAttention>(rank, *groups_.context, *planner_);
+  }
+  pipeline_ = std::make_unique<Pipeline>(rank, *model_, *groups_.pipeline, std::move(stages), forward, context_.get());
   reducer_ = std::make_unique<GradientReducer>(rank, model_->parameters(), *groups_.replicas);
   if (Parameter* table = model_->tied_table(); table != nullptr && groups_.mesh.shape().pp > 1) reducer_->exclude(*table);
   loss_sum_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
@@ -83,6 +97,7 @@ Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
   if (groups_.world->size() > 1)
     rank.pool().set_poll([this] {
       groups_.pipeline->poll();
+      groups_.context->poll();
       groups_.replicas->poll();
     });
 }
@@ -93,6 +108,7 @@ LoaderSettings Trainer::loader_settings() const {
   LoaderSettings settings = quire::loader_settings(config_);
   const bool first = pipeline_->holds_first(), last = pipeline_->holds_last();
   settings.content = first && last ? Content::all : first ? Content::tokens : last ? Content::targets : Content::documents;
+  if (planner_) settings.read = [planner = planner_](const HostBatch& batch) { planner->plan(batch.documents); };
   return settings;
 }
 
@@ -103,6 +119,32 @@ void Trainer::begin_step() {
   reduced_ = false;
   current_ = {};
   current_.step = steps_done_ + 1;
+  largest_cost_ = total_cost_ = 0;
+  sent_before_ = bytes_sent();
+}
+
+int64_t Trainer::bytes_sent() const {
+  int64_t bytes = 0;
+  for (const TrafficCounters& traffic : {groups_.world->traffic(), groups_.pipeline->traffic(), groups_.context->traffic(), groups_.replicas->traffic(), reducer_->traffic()})
+    for (const TrafficCounters::Entry& entry : traffic.sent) bytes += entry.bytes;
+  return bytes;
+}
+
+/// Each microbatch is counted by one rank.
+void Trainer::count_microbatch(const HostBatch& host) {
+  if (!pipeline_->holds_first() || groups_.place.cp != 0) return;
+  current_.tokens += host.documents.tokens();
+  current_.useful_pairs += useful_pairs(config_.model, host.documents);
+  for (const Row& row : host.plan) {
+    int64_t length = 0;
+    for (const Piece& piece : row) length += piece.length;
+    current_.causal_pairs += config_.model.n_layers * (length * (length + 1) / 2);
+    current_.padding += config_.train.seq_len - length;
+  }
+  if (!planner_) return;
+  const ContextLoad load = load_of(*planner_->plan(host.documents), host.documents, planner_->options().costs);
+  largest_cost_ += *std::max_element(load.cost.begin(), load.cost.end());
+  for (const int64_t cost : load.cost) total_cost_ += cost;
 }
 
 void Trainer::forward_backward(const LoadedStep& batch) {
@@ -110,15 +152,7 @@ void Trainer::forward_backward(const LoadedStep& batch) {
   current_.valid_tokens = batch.plan.valid;
   for (const HostBatch& host : batch.microbatches) {
     check_tokens(host.tokens, config_.model.vocab_size);
-    if (!pipeline_->holds_first()) continue;  // each microbatch is counted by one rank
-    current_.tokens += host.documents.tokens();
-    current_.useful_pairs += useful_pairs(config_.model, host.documents);
-    for (const Row& row : host.plan) {
-      int64_t length = 0;
-      for (const Piece& piece : row) length += piece.length;
-      current_.causal_pairs += config_.model.n_layers * (length * (length + 1) / 2);
-      current_.padding += config_.train.seq_len - length;
-    }
+    count_microbatch(host);
   }
   if (rank_.computes()) loss_gradient_.data<double>()[0] = batch.plan.valid > 0 ? 1.0 / static_cast<double>(batch.plan.valid) : 0.0;
   PipelineWork work;
@@ -132,7 +166,7 @@ void Trainer::forward_backward(const LoadedStep& batch) {
   }
   reducer_->begin_step(count, current_.step);
   pipeline_->train(work);
-  current_.computed_pairs += pipeline_->take_forward_pairs() / config_.model.n_heads;
+  current_.computed_pairs += pipeline_->take_forward_pairs();
   // Every rank gets all losses and adds them in one order: the sum's bits are those of one process.
   const auto rows = static_cast<int64_t>(batch.plan.rows.size()), size = config_.train.microbatch_size;
   const bool alone = groups_.replicas->size() == 1;
@@ -151,31 +185,35 @@ void Trainer::reduce_gradients() {
 
 void Trainer::put_mismatch(std::span<double> codes) {
   if (const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch())
-    codes[static_cast<size_t>(groups_.world->rank())] = static_cast<double>(1 + mismatch->microbatch * stages().stages() + mismatch->stage);
+    codes[static_cast<size_t>(groups_.world->rank())] =
+        static_cast<double>(1 + (mismatch->microbatch * stages().stages() + mismatch->stage) * (config_.model.n_layers + 1) + mismatch->layer + 1);
 }
 
 void Trainer::refuse_mismatches(std::span<const double> codes, const std::string& where) const {
   // A wrong record is passed on: the first stage that saw one is where to look.
   const int64_t stages = this->stages().stages();
-  std::optional<std::tuple<int64_t, int64_t, size_t>> first;  // stage, microbatch, rank
+  const int64_t layers = config_.model.n_layers + 1;
+  std::optional<std::tuple<int64_t, int64_t, int64_t, size_t>> first;  // stage, layer, microbatch, rank
   for (size_t r = 0; r < codes.size(); ++r) {
     const auto code = static_cast<int64_t>(codes[r]) - 1;
-    if (const std::tuple found{code % stages, code / stages, r}; code >= 0 && (!first || found < *first)) first = found;
+    if (const std::tuple found{code / layers % stages, code % layers - 1, code / layers / stages, r}; code >= 0 && (!first || found < *first)) first = found;
   }
   if (!first) return;
-  const auto [stage, microbatch, rank] = *first;
+  const auto [stage, layer, microbatch, rank] = *first;
+  if (layer >= 0) fail<BoundaryError>("context", "rank {} received other document boundaries with the keys of layer {}, microbatch {}, {}", rank, layer, microbatch, where);
   fail<BoundaryError>("pipeline", "rank {} received other document boundaries for stage {}, microbatch {}, {}", rank, stage, microbatch, where);
 }
 
 void Trainer::combine(const Tensor& squares) {
   const int64_t parameters = squares.elements(), ranks = groups_.world->size();
   std::vector<double> values(static_cast<size_t>(parameters));
-  if (groups_.place.dp == 0) values = squares.to_vector<double>();  // all replicas have the same
+  if (groups_.replicas->rank() == 0) values = squares.to_vector<double>();  // all replicas have the same
   values.insert(values.end(), losses_.begin(), losses_.end());
   const size_t codes = values.size();
   values.resize(codes + static_cast<size_t>(ranks));
   put_mismatch(std::span(values).subspan(codes));
-  int64_t* const counts[] = {&current_.tokens, &current_.useful_pairs, &current_.computed_pairs, &current_.causal_pairs, &current_.padding};
+  current_.bytes_sent = bytes_sent() - sent_before_;
+  int64_t* const counts[] = {&current_.tokens, &current_.useful_pairs, &current_.computed_pairs, &current_.causal_pairs, &current_.padding, &current_.bytes_sent, &largest_cost_, &total_cost_};
   for (const int64_t* count : counts) values.push_back(static_cast<double>(*count));
 
   const Tensor sums = Tensor::from<double>(rank_, {static_cast<int64_t>(values.size())}, values, Category::other);
@@ -187,6 +225,8 @@ void Trainer::combine(const Tensor& squares) {
   for (size_t i = 0; i < losses_.size(); ++i) loss += values[static_cast<size_t>(parameters) + i];
   loss_sum_.data<double>()[0] = loss;
   for (size_t i = 0; i < std::size(counts); ++i) *counts[i] = static_cast<int64_t>(values[codes + static_cast<size_t>(ranks) + i]);
+  current_.computed_pairs /= config_.model.n_heads;
+  if (total_cost_ > 0) current_.balance = static_cast<double>(largest_cost_ * groups_.mesh.shape().cp) / static_cast<double>(total_cost_);
   refuse_mismatches(std::span(values).subspan(codes, static_cast<size_t>(ranks)), fmt::format("step {} than the plan has; no weight was changed by this step", current_.step));
 }
 

@@ -26,6 +26,8 @@ struct StepResult {
   int64_t computed_pairs = 0;    ///< pairs whose score was computed, counted the same way
   int64_t causal_pairs = 0;      ///< pairs of a plain causal mask over whole rows, counted the same way
   int64_t padding = 0;           ///< places of the rows that hold no token
+  int64_t bytes_sent = 0;        ///< to other ranks, until the step's last collective; all ranks together
+  double balance = 1;            ///< of context-parallel ranks: the busiest one's cost over the mean, of all microbatches
 };
 
 /// A pass over held-out documents.
@@ -40,8 +42,9 @@ struct Evaluation {
 /// same calls in the same order.
 class Trainer {
  public:
-  /// Builds and initialises the model of a resolved config, as one of the ranks of `world` (which outlives it) or alone. Throws OutOfMemoryError, and
-  /// ConfigError also where the config's layout has another number of ranks.
+  /// Builds and initialises the model of a resolved config, as one of the ranks of `world` (which outlives it) or alone. `auto` of cp_layout and cp_exchange
+  /// is decided by whoever has data and speeds (Session): here it means balanced and ring. Throws OutOfMemoryError, and ConfigError also where the
+  /// config's layout has another number of ranks.
   Trainer(Rank& rank, const Config& config, Communicator* world = nullptr);
   ~Trainer();
 
@@ -54,8 +57,10 @@ class Trainer {
   void set_steps_done(int64_t steps) { steps_done_ = steps; }
 
   const Groups& groups() const { return groups_; }
+  /// Where ranks share microbatches; else nullptr.
+  ContextAttention* context() { return context_.get(); }
   const PipelineStages& stages() const { return pipeline_->stages(); }
-  /// What this rank's loader has to read, and which part of each global batch.
+  /// What this rank's loader has to read, and which part of each global batch. Reading plans context parallelism ahead.
   LoaderSettings loader_settings() const;
   BatchShare share() const { return {groups_.place.dp, groups_.mesh.shape().dp}; }
 
@@ -84,6 +89,8 @@ class Trainer {
   void set_skipped_in_a_row(int64_t count) { skipped_in_a_row_ = count; }
 
  private:
+  int64_t bytes_sent() const;
+  void count_microbatch(const HostBatch& host);
   /// This step's sums over all ranks, in place: one collective.
   void combine(const Tensor& squares);
   /// This rank's mismatch since the last call, as a code in its place of `codes` [ranks].
@@ -97,12 +104,16 @@ class Trainer {
   Groups groups_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<AdamW> optimizer_;
+  std::shared_ptr<ContextPlanner> planner_;     ///< these two where ranks share microbatches
+  std::unique_ptr<ContextAttention> context_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<GradientReducer> reducer_;
   Schedule schedule_;
   Tensor loss_sum_, loss_gradient_;  ///< [1] f64
   std::vector<double> losses_;       ///< of the step's microbatches, all replicas, in ascending order
   StepResult current_;
+  int64_t largest_cost_ = 0, total_cost_ = 0;  ///< of context ranks: sums over microbatches
+  int64_t sent_before_ = 0;
   bool reduced_ = false;             ///< this step's gradients are
   int64_t steps_done_ = 0, skipped_in_a_row_ = 0;
 };

@@ -75,7 +75,7 @@ void save_training_state(FileSystem& fs, const std::string& run_folder, Trainer&
     if (p.counted) tensors.push_back({p.name, kind, p.shape, std::vector<int64_t>(static_cast<size_t>(p.shape.dims()), 0), tensor});
   });
   Communicator& world = *groups.world;
-  const bool first = world.rank() == 0, writes = groups.place.dp == 0;  // all replicas hold the same
+  const bool first = world.rank() == 0, writes = groups.replicas->rank() == 0;  // all replicas hold the same
   try {
     in_step(world, step, [&] { if (first) begin_checkpoint(fs, run_folder, step); });
     in_step(world, step, [&] { if (writes) write_checkpoint_part(fs, run_folder, step, groups.place.pp, tensors); });

@@ -1,0 +1,62 @@
+#include "run/context_breaks.h"
+
+namespace quire {
+
+namespace {
+
+Documents one_document(const Documents& whole) {
+  const int64_t length = whole.tokens();
+  return Documents::from_lengths(std::span(&length, 1));
+}
+
+/// The same rank's work where the whole microbatch is one document.
+std::shared_ptr<ContextWork> joined(const ContextWork& work) {
+  const Documents whole = one_document(work.whole);
+  auto plan = std::make_shared<ContextPlan>(*work.plan);
+  for (KeyExchange& exchange : plan->exchanges) exchange = plan_key_exchange(whole, plan->shards, plan->exchange, exchange.window);
+  const Documents own = documents_of(whole, plan->shards.at(static_cast<size_t>(work.rank)));
+  return make_context_work(std::move(plan), work.rank, whole, own);
+}
+
+class Dropped final : public ContextTamper {
+ public:
+  void prepared(ContextWork& work) override {
+    const std::shared_ptr<ContextWork> other = joined(work);
+    work.plan = other->plan;
+    work.whole = other->whole;
+    work.own = other->own;
+    work.own_runs = other->own_runs;
+    work.steps = other->steps;
+  }
+};
+
+class RingStep final : public ContextTamper {
+ public:
+  void prepared(ContextWork& work) override {
+    const std::shared_ptr<ContextWork> other = joined(work);
+    work.plan = other->plan;
+    work.steps = other->steps;
+  }
+};
+
+class WrongOwner final : public ContextTamper {
+ public:
+  void prepared(ContextWork&) override {}
+  bool gives_gradients_to_wrong_owner() const override { return true; }
+};
+
+}  // namespace
+
+std::unique_ptr<ContextTamper> make_context_tamper(const std::string& broken) {
+  if (broken == "dropped") return std::make_unique<Dropped>();
+  if (broken == "ring_step") return std::make_unique<RingStep>();
+  if (broken == "dkv_owner") return std::make_unique<WrongOwner>();
+  return nullptr;
+}
+
+std::vector<std::string> context_leaks(ContextExchange exchange) {
+  if (exchange == ContextExchange::heads) return {"dropped"};
+  return {"dropped", "ring_step"};
+}
+
+}  // namespace quire
