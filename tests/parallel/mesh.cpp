@@ -1,3 +1,4 @@
+#include "parallel/groups.h"
 #include "parallel/mesh.h"
 
 #include <map>
@@ -94,6 +95,23 @@ BOOST_AUTO_TEST_CASE(a_world_of_another_size_is_refused_with_the_arithmetic) {
   check_error<ConfigError>([] { check_world_size({1, 1, 1, 1}, 2); }, {"= 1 rank,", "the world has 2"});
   check_error<ConfigError>([] { check_world_size({2, 0, 1, 1}, 0); }, {"dp 0", "1 or more"});
   check_error<ConfigError>([] { check_world_size({-2, -2, 1, 1}, 4); }, {"pp -2", "1 or more"});
+}
+
+BOOST_AUTO_TEST_CASE(groups_hold_the_ranks_that_share_a_microbatch_and_those_that_share_parameters) {
+  const MeshShape shape{.pp = 2, .dp = 3, .cp = 2};
+  run_local(static_cast<int>(shape.ranks()), {}, [&](Communicator& world) {
+    const Groups groups = make_groups(world, shape);
+    const MeshPlace place = groups.place;
+    const auto require = [&](bool right, const char* what) {
+      if (!right) throw std::runtime_error(what);
+    };
+    const Mesh& mesh = groups.mesh;
+    require(groups.pipeline->size() == 2 && groups.pipeline->rank() == place.pp, "stages");
+    require(groups.context->size() == 2 && groups.context->rank() == place.cp, "context ranks");
+    require(groups.replicas->size() == 6 && groups.replicas->rank() == place.dp * 2 + place.cp, "ranks with the same parameters");
+    for (int r = 0; r < 2; ++r) require(groups.context->world_rank(r) == mesh.rank_at({.pp = place.pp, .dp = place.dp, .cp = r}), "a context rank");
+    for (int r = 0; r < 6; ++r) require(groups.replicas->world_rank(r) == mesh.rank_at({.pp = place.pp, .dp = r / 2, .cp = r % 2}), "a rank with the same parameters");
+  });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -37,9 +37,7 @@ const TestParameters& parameters() {
 /// 24 heads, which all of the rank numbers divide; for `heads` the key/value heads of one for all and of one for each are left, others become one for each rank.
 Config config_of(const Combination& combination) {
   Config config = layout_config(parameters(), combination);
-  Config::Distributed& d = config.distributed;
-  d.cp = std::stoll(combination["cp"]);
-  std::istringstream(combination["context"]) >> d.cp_layout >> d.cp_exchange;
+  const Config::Distributed& d = config.distributed;
   ModelConfig& model = config.model;
   const int64_t keys = model.n_kv_heads == model.n_heads ? 24 : model.n_kv_heads;
   model.n_heads = 24;

@@ -46,6 +46,8 @@ inline std::vector<int64_t> layers_of_stages(const std::string& name, int64_t st
 inline void set_layout_parameter(Config& config, const std::string& name, const std::string& value) {
   if (name == "pp") config.distributed.pp = std::stoll(value);
   else if (name == "dp") config.distributed.dp_replicate = std::stoll(value);
+  else if (name == "cp") config.distributed.cp = std::stoll(value);
+  else if (name == "context") std::istringstream(value) >> config.distributed.cp_layout >> config.distributed.cp_exchange;  // `balanced ring`
   else if (name == "schedule") {
     const ScheduleName schedule = schedule_from(value);
     config.distributed.pp_schedule = schedule.name;

@@ -42,7 +42,10 @@ BOOST_AUTO_TEST_CASE(layouts_over_mpi_have_the_bits_of_one_process, *boost::unit
                                {false, {"pp=3", "schedule=interleaved_1f1b 3"}, {"precision=f64", "tied=yes", "backend=dense", "recomputation=attention"}},
                                {true, {"pp=2", "schedule=interleaved_1f1b 2"}, {"precision=f32", "tied=no", "threads=2", "rows=3"}},
                                {false, {"dp=2", "pp=2", "schedule=1f1b"}, {"precision=f32", "tied=yes"}},
-                               {true, {"dp=3", "schedule=1f1b"}, {"precision=bf16", "rows=3"}}}) {
+                               {true, {"dp=3", "schedule=1f1b"}, {"precision=bf16", "rows=3"}},
+                               {false, {"cp=3", "context=balanced ring"}, {"precision=f32", "tied=yes", "rows=2"}},
+                               {false, {"cp=2", "context=contiguous heads"}, {"precision=f64", "recomputation=full"}},
+                               {true, {"cp=2", "pp=2", "context=zigzag gather"}, {"precision=bf16", "backend=dense", "threads=2"}}}) {
     std::vector<std::string> words = sample.layout;
     words.insert(words.end(), sample.rest.begin(), sample.rest.end());
     const Config config = config_from_words(words);
@@ -50,7 +53,7 @@ BOOST_AUTO_TEST_CASE(layouts_over_mpi_have_the_bits_of_one_process, *boost::unit
     const std::string mpi = over_mpi(shape.ranks(), sample.split, words), one = training_bits(config_from_words(sample.rest), nullptr, false, 3);
     const std::string name = fmt::format("{} {}", fmt::join(words, " "), sample.split ? "split" : "");
     BOOST_TEST(mpi == over_threads(config, sample.split), name << ": other bits than threads");
-    if (shape.dp == 1) BOOST_TEST(mpi == one, name << ": other bits than one process");
+    if (shape.dp * shape.cp == 1) BOOST_TEST(mpi == one, name << ": other bits than one process");
     else BOOST_TEST(mpi != one, name << ": control: another order of additions has other bits");
     BOOST_TEST(std::count(mpi.begin(), mpi.end(), '\n') == std::count(one.begin(), one.end(), '\n'), name);
   }

@@ -258,12 +258,11 @@ BOOST_AUTO_TEST_CASE(out_of_range_and_unknown_choices_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
-  for (const auto& [key, what] : std::map<std::string, std::string>{{"cp", "context parallelism"}, {"tp", "tensor parallelism"}, {"dp_shard", "sharded state"}})
+  for (const auto& [key, what] : std::map<std::string, std::string>{{"tp", "tensor parallelism"}, {"dp_shard", "sharded state"}})
     refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", what + " is not there yet", "allowed: 1"});
   for (const std::string schedule : {"zb_h1", "zb_v"})
     refused("", {"[command line]", "distributed.pp_schedule is \"" + schedule + "\"", "zero-bubble schedules are not there yet",
                  "allowed: \"gpipe\", \"1f1b\" or \"interleaved_1f1b\""}, {"distributed.pp_schedule=" + schedule});
-  refused("", {"distributed.cp_layout is \"zigzag\"", "context parallelism is not there yet"}, {"distributed.cp_layout=zigzag"});
   refused("[run]\ndevice = \"cuda\"\n", {"run.device is \"cuda\"", "no CUDA backend", "\"auto\" or \"cpu\""});
   refused("[model]\nattention_backend = \"cudnn\"\n", {"no CUDA backend"});
   BOOST_TEST(parse("[distributed]\ndp_shard = -1\npp = 1\n").distributed.dp_shard == 1);
@@ -288,6 +287,25 @@ BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
   BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=3,1"}).distributed.pp_layers == (std::vector<int64_t>{3, 1}));
   BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=[0,4]"}).distributed.pp_layers == (std::vector<int64_t>{0, 4}));
   BOOST_TEST(parse("", {"distributed.pp_layers=4"}).distributed.pp_layers == (std::vector<int64_t>{4}));
+}
+
+BOOST_AUTO_TEST_CASE(context_ranks_are_read_and_what_can_not_be_is_refused) {
+  const Config config = parse("", {"distributed.cp=3", "distributed.pp=2", "distributed.cp_layout=zigzag", "distributed.cp_exchange=gather"});
+  BOOST_TEST((mesh_shape(config) == MeshShape{.pp = 2, .cp = 3}));
+  BOOST_TEST(config.distributed.cp_layout == "zigzag");
+  for (const std::string layout : {"auto", "contiguous", "zigzag", "balanced"}) BOOST_TEST(parse("", {"distributed.cp=2", "distributed.cp_layout=" + layout}).distributed.cp_layout == layout);
+  // heads has one layout: it is taken where none was asked for.
+  BOOST_TEST(parse("", {"distributed.cp=2", "distributed.cp_exchange=heads"}).distributed.cp_layout == "contiguous");
+  BOOST_TEST(parse("", {"distributed.cp=2", "distributed.cp_layout=auto", "distributed.cp_exchange=heads"}).distributed.cp_layout == "contiguous");
+  for (const std::string layout : {"zigzag", "balanced"})
+    refused("", {"[command line]", "distributed.cp_layout is \"" + layout + "\"", "cp_exchange is \"heads\"", "allowed: \"contiguous\""},
+            {"distributed.cp=2", "distributed.cp_exchange=heads", "distributed.cp_layout=" + layout});
+  refused("[model]\nn_heads = 4\n[distributed]\ncp = 3\ncp_exchange = \"heads\"\n", {"[test.toml:7]", "distributed.cp_exchange is \"heads\" with distributed.cp = 3", "4"});
+  refused("[model]\nn_heads = 6\nn_kv_heads = 3\nhead_dim = 4\n[distributed]\ncp = 2\ncp_exchange = \"heads\"\n", {"cp_exchange is \"heads\"", "3"});
+  BOOST_TEST(parse("", {"model.n_heads=8", "model.n_kv_heads=2", "distributed.cp=4", "distributed.cp_exchange=heads"}).distributed.cp == 4);
+  refused("[train]\nseq_len = 8\n[distributed]\ncp = 9\n", {"[test.toml:6]", "distributed.cp is 9", "more ranks than tokens in a row", "at most train.seq_len = 8"});
+  refused("", {"distributed.cp_layout is \"zig-zag\"", "did you mean zigzag?"}, {"distributed.cp_layout=zig-zag"});
+  refused("", {"distributed.cp is 0", "1 or more"}, {"distributed.cp=0"});
 }
 
 BOOST_AUTO_TEST_CASE(pipelines_that_fit_no_layers_are_refused_with_the_numbers) {
@@ -398,7 +416,8 @@ BOOST_AUTO_TEST_CASE(resuming_allows_what_changes_no_weight_and_names_what_does)
     }
   }
   for (const std::string name : {"train.max_steps", "metrics.log_interval", "run.threads", "checkpoint.interval", "eval.interval", "distributed.pp", "distributed.dp_replicate",
-                                 "distributed.pp_schedule", "distributed.pp_chunks", "distributed.pp_layers", "distributed.watchdog_seconds"})
+                                 "distributed.pp_schedule", "distributed.pp_chunks", "distributed.pp_layers", "distributed.cp", "distributed.cp_layout", "distributed.cp_exchange",
+                                 "distributed.watchdog_seconds"})
     BOOST_TEST(find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->may_differ, name);
   for (const std::string name : {"train.seq_len", "optimizer.lr", "model.dim", "data.strategy", "train.data_seed", "train.mixed_precision"})
     BOOST_TEST(!find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->may_differ, name);
