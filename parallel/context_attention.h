@@ -46,6 +46,7 @@ struct ContextWork final : MicrobatchWork {
   DocumentRuns own_runs;       ///< what local keys are masked with
   int64_t step = -1, stage = -1, microbatch = -1;      ///< for messages and errors
   std::map<int64_t, std::vector<ContextStepWork>> steps;  ///< by window; `heads`: empty
+  ContextStepWork tokens;      ///< `heads`: all tokens, a receive for every rank, this one included (`own` is what it sends); else empty
 };
 /// `rank`'s part of `plan`. `own`: the documents of its tokens as they reached it (a pipeline stage's are received): it masks and sends with them. What it expects to
 /// receive comes from `whole`.

@@ -57,6 +57,17 @@ ContextStepWork make_step(const ContextStep& step, int rank, const std::vector<s
   return work;
 }
 
+ContextStepWork make_tokens(int rank, const std::vector<std::vector<TokenRange>>& shards, const Documents& whole, const Documents& own) {
+  ContextStepWork work;
+  for (size_t peer = 0; peer < shards.size(); ++peer) {
+    KeyMessage message{.peer = static_cast<int>(peer), .first = work.received, .count = tokens_of(shards[peer])};
+    message.documents = message.peer == rank ? own : documents_of(whole, shards[peer]);
+    work.received += message.count;
+    work.receives.push_back(std::move(message));
+  }
+  return work;
+}
+
 }  // namespace
 
 DocumentRuns received_key_runs(const ContextStepWork& step) {
@@ -106,6 +117,7 @@ std::shared_ptr<ContextWork> make_context_work(std::shared_ptr<const ContextPlan
     for (const ContextStep& step : exchange.steps)
       steps.push_back(make_step(step, rank, plan->shards, whole, work->own, *work->own_runs, exchange.window));
   }
+  if (plan->exchange == ContextExchange::heads) work->tokens = make_tokens(rank, plan->shards, whole, work->own);
   work->plan = std::move(plan);
   return work;
 }

@@ -1,6 +1,7 @@
 // Attention of one packed microbatch, in one process and over context-parallel ranks: results and gradients of all tokens, and what was done for them.
 #pragma once
 #include <functional>
+#include <numeric>
 
 #include "check.h"
 #include "ops/elementwise.h"
@@ -8,6 +9,22 @@
 #include "wire.h"
 
 namespace quire::test {
+
+/// Layouts and exchanges that go together.
+inline const std::pair<ContextLayout, ContextExchange> context_ways[] = {
+    {ContextLayout::contiguous, ContextExchange::ring},   {ContextLayout::zigzag, ContextExchange::ring},   {ContextLayout::balanced, ContextExchange::ring},
+    {ContextLayout::contiguous, ContextExchange::gather}, {ContextLayout::zigzag, ContextExchange::gather}, {ContextLayout::balanced, ContextExchange::gather},
+    {ContextLayout::contiguous, ContextExchange::heads}};
+
+/// Numbers of key/value heads that the exchange by heads takes: one, as many as ranks, twice as many, and half as many.
+inline std::vector<int64_t> heads_for(int64_t ranks) {
+  if (ranks == 1) return {1, 2};
+  std::vector<int64_t> all{1, ranks, 2 * ranks};
+  if (ranks % 2 == 0 && ranks > 2) all.push_back(ranks / 2);
+  return all;
+}
+
+inline int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
 
 struct ContextCase {
   std::vector<int64_t> lengths;
@@ -57,25 +74,29 @@ inline void put_rows(Rank& rank, const Tensor& rows, std::span<const int32_t> in
 struct ContextResult {
   std::vector<double> out, dq, dk, dv;
   // By rank:
-  std::vector<int64_t> forward_pairs, backward_pairs;  ///< attended, per head
+  std::vector<int64_t> forward_pairs, backward_pairs;  ///< attended, of all heads
+  std::vector<int64_t> saved_bytes;                    ///< between forward and backward
   std::vector<TrafficCounters> traffic;
   std::vector<std::optional<ContextMismatch>> mismatches;
   std::shared_ptr<const ContextPlan> plan;
 
   explicit ContextResult(const ContextCase& c, int ranks = 1)
-      : out(c.q.size()), dq(c.q.size()), dk(c.k.size()), dv(c.k.size()), forward_pairs(static_cast<size_t>(ranks)), backward_pairs(forward_pairs),
+      : out(c.q.size()), dq(c.q.size()), dk(c.k.size()), dv(c.k.size()), forward_pairs(static_cast<size_t>(ranks)), backward_pairs(forward_pairs), saved_bytes(forward_pairs),
         traffic(static_cast<size_t>(ranks)), mismatches(static_cast<size_t>(ranks)) {}
 };
 
+using Attend = std::function<Value(Tape&, const Value&, const Value&, const Value&)>;
+
 /// Forward and backward of the tokens `indices` through `attend`.
 inline void run_rows(Rank& rank, const ContextCase& c, std::span<const int32_t> indices, size_t number, ContextResult& result,
-                     const std::function<Value(Tape&, const Value&, const Value&, const Value&)>& attend) {
+                     const Attend& attend) {
   Tape tape(rank);
   const Value q = tape.leaf(rows_tensor(rank, c.q, indices, c.query_width(), c.dtype)), k = tape.leaf(rows_tensor(rank, c.k, indices, c.key_width(), c.dtype)),
               v = tape.leaf(rows_tensor(rank, c.v, indices, c.key_width(), c.dtype));
   const int64_t before = rank.work().attended_pairs;
   const Value out = attend(tape, q, k, v);
   const int64_t between = rank.work().attended_pairs;
+  result.saved_bytes[number] = tape.saved_bytes();
   const Tensor dout = rows_tensor(rank, c.dout, indices, c.query_width(), c.dtype);
   tape.backward(std::span(&out, 1), std::span(&dout, 1));
   result.forward_pairs[number] = between - before;
@@ -99,8 +120,33 @@ struct ContextRun {
   WireHooks wire;
   ContextTamper* tamper = nullptr;
   int threads = 1;
+  bool recomputes = false;
   int64_t step = 5, stage = 1, microbatch = 2, layer = 3;
 };
+
+/// Forgets what `attend` keeps, and calls it again in backward.
+class RecomputedNode final : public Node {
+ public:
+  RecomputedNode(const Tensor& q, const Tensor& k, const Tensor& v, Attend attend) : inputs_{q, k, v}, attend_(std::move(attend)) {}
+  std::string_view name() const override { return "recomputed"; }
+  void input_gradient(Tape& tape, const Tensor& grad) override {
+    Tape inner(tape.rank());
+    const Value q = inner.leaf(inputs_[0]), k = inner.leaf(inputs_[1]), v = inner.leaf(inputs_[2]);
+    const Value out = attend_(inner, q, k, v);
+    inner.backward(std::span(&out, 1), std::span(&grad, 1));
+    for (int i = 0; const Value& value : {q, k, v}) tape.add_gradient(input(i++), inner.take_gradient(value));
+  }
+
+ private:
+  Tensor inputs_[3];
+  Attend attend_;
+};
+
+inline Value recomputed(Tape& tape, const Value& q, const Value& k, const Value& v, const Attend& attend) {
+  Tape forgetful(tape.rank(), false);
+  const Value out = attend(forgetful, q, k, v), inputs[] = {q, k, v};
+  return tape.record(std::make_unique<RecomputedNode>(q.tensor, k.tensor, v.tensor, attend), inputs, out.tensor);
+}
 
 inline ContextResult run_ranks(const ContextCase& c, int ranks, const ContextRun& run = {}) {
   ContextResult result(c, ranks);
@@ -116,8 +162,9 @@ inline ContextResult run_ranks(const ContextCase& c, int ranks, const ContextRun
     const Documents own = executor.shard(whole);
     Microbatch microbatch;
     microbatch.work = executor.begin(whole, own, run.step, run.stage, run.microbatch);
+    const auto attend = [&](Tape& tape, const Value& q, const Value& k, const Value& v) { return executor.attend(tape, run.layer, q, k, v, microbatch, c.attention); };
     run_rows(rank, c, own.indices(), number, result, [&](Tape& tape, const Value& q, const Value& k, const Value& v) {
-      return executor.attend(tape, run.layer, q, k, v, microbatch, c.attention);
+      return run.recomputes ? recomputed(tape, q, k, v, attend) : attend(tape, q, k, v);
     });
     executor.finish();
     result.traffic[number] = wire.traffic();
