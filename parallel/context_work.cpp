@@ -108,6 +108,7 @@ std::shared_ptr<ContextWork> make_context_work(std::shared_ptr<const ContextPlan
   if (own.tokens() != tokens_of(shard))
     fail<StateError>("context", "boundaries of {} tokens for the shard of rank {}, which holds {}", own.tokens(), rank, tokens_of(shard));
   auto work = std::make_shared<ContextWork>();
+  work->rank = rank;
   work->whole = whole;
   // Local rows stand for global tokens in ascending order; boundaries that reached the rank with others can not be shared out.
   work->own = std::is_sorted(own.indices().begin(), own.indices().end()) ? own : documents_of(whole, shard);
