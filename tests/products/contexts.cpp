@@ -34,7 +34,7 @@ const TestParameters& parameters() {
   return all;
 }
 
-/// 24 heads, which all of the rank numbers divide; for `heads` the key/value heads of one for all and of one for each are left, others become one for each rank.
+/// 24 heads of four (two would be normalised to such bad condition that one process in another order is 7e-10 off itself), which all of the rank numbers divide; for `heads` the key/value heads of one for all and of one for each are left, others become one for each rank.
 Config config_of(const Combination& combination) {
   Config config = layout_config(parameters(), combination);
   const Config::Distributed& d = config.distributed;
