@@ -1,0 +1,59 @@
+#include "bench/rows.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "runtime/error.h"
+#include "runtime/file.h"
+#include "runtime/random.h"
+
+namespace quire::bench {
+
+std::vector<Lengths> read_lengths(const std::string& folder) {
+  std::vector<Lengths> all;
+  for (const char* name : {"lognormal-128", "lognormal-512", "lognormal-2048", "lognormal-8192", "fortunes"}) {
+    const std::string path = folder + "/" + name + ".txt";
+    std::istringstream lines(read_text(disk(), path));
+    Lengths lengths{name, {}};
+    int64_t length = 0, count = 0;
+    while (lines >> length >> count) {
+      if (length < 1 || count < 1 || count > 1000000) fail<DataError>(path, "length {} with count {}; both are at least 1", length, count);
+      lengths.lengths.insert(lengths.lengths.end(), static_cast<size_t>(count), length);
+    }
+    if (lengths.lengths.empty() || !lines.eof()) fail<DataError>(path, "lines of LENGTH COUNT are needed");
+    all.push_back(std::move(lengths));
+  }
+  return all;
+}
+
+namespace {
+
+int64_t draw(const Lengths& lengths, int64_t row, int64_t number) {
+  const uint64_t bits = random_bits(1, stream_of(lengths.name), static_cast<uint64_t>(row), static_cast<uint64_t>(number));
+  return lengths.lengths[bits % lengths.lengths.size()];
+}
+
+}  // namespace
+
+std::vector<int64_t> draw_row(const Lengths& lengths, int64_t tokens, int64_t row) {
+  std::vector<int64_t> drawn;
+  for (int64_t left = tokens; left > 0; left -= drawn.back()) drawn.push_back(std::min(left, draw(lengths, row, static_cast<int64_t>(drawn.size()))));
+  return drawn;
+}
+
+std::vector<int64_t> draw_documents(const Lengths& lengths, int64_t tokens, int64_t documents) {
+  std::vector<int64_t> drawn;
+  for (int64_t i = 0; i < documents; ++i) drawn.push_back(draw(lengths, 0, i));
+  const int64_t sum = std::accumulate(drawn.begin(), drawn.end(), int64_t{0});
+  for (int64_t& length : drawn) length = std::max<int64_t>(length * tokens / sum, 1);
+  int64_t left = tokens - std::accumulate(drawn.begin(), drawn.end(), int64_t{0});
+  for (size_t i = 0; left != 0; i = (i + 1) % drawn.size())  // what rounding took or gave
+    if (left > 0 || drawn[i] > 1) {
+      drawn[i] += left > 0 ? 1 : -1;
+      left += left > 0 ? -1 : 1;
+    }
+  return drawn;
+}
+
+}  // namespace quire::bench
