@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ops/cpu/instruction_set.h"
+#include "run/context_decision.h"
 #include "run/machine.h"
 #include "run/rank_options.h"
 #include "run/training_state.h"
@@ -58,7 +59,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   check_same_data();
   if (folder_)
     if (const std::optional<Config> before = stored_config(folder_->path(), fs_)) check_resumable(*before, config_);
-  trainer_ = std::make_unique<Trainer>(rank_, config_, &world_);
+  trainer_ = std::make_unique<Trainer>(rank_, decided(), &world_);
   loader_ = std::make_unique<Loader>(data_.train, trainer_->loader_settings(), trainer_->share());
   resume();
   if (world_.rank() == 0) progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
@@ -101,6 +102,14 @@ void Session::check_same_data() {
     if (data[r] != data[0])
       fail<ConfigError>("train", "rank {} reads other data than rank 0 from {}: digests {} there, {} here; allowed: the same data for all ranks", r,
                         config_.data.dataset_path, data[r], data[0]);
+}
+
+Config Session::decided() {
+  if (!is_context_open(config_)) return config_;
+  const ContextDecision decision = decide_context(config_, rank_, world_, data_.train, folder_ ? folder_->choices() : std::map<std::string, std::string>{});
+  notes_.push_back(decision.line);
+  choices_ = decision.choices;
+  return with_decision(config_, decision);
 }
 
 int Session::agree_on_signal(int own) {
@@ -185,7 +194,7 @@ void Session::check_kernels() {
 void Session::print_kernels() {
   if (!folder_) return;
   std::string kernels;
-  std::map<std::string, std::string> choices;
+  std::map<std::string, std::string> choices = choices_;
   for (const auto& [op, kernel] : kernels_) {
     kernels += fmt::format("{}{} {}", kernels.empty() ? "" : ", ", op, kernel);
     choices["kernel." + op] = kernel;

@@ -32,6 +32,8 @@ class Session {
 
  private:
   void check_same_config();
+  /// The config with what `auto` stands for.
+  Config decided();
   void check_same_data();
   void say(std::string_view line);
   void resume();
@@ -60,6 +62,7 @@ class Session {
   PackingState upcoming_state_, state_;  ///< where the loader stood after `upcoming_`, and after the step last given out
   std::vector<std::string> notes_;
   std::map<std::string, std::string> kernels_;  ///< of all ranks
+  std::map<std::string, std::string> choices_;  ///< besides kernels
   double peak_flops_ = 0;
   int64_t saved_step_ = -1, non_finite_steps_ = 0;
   std::chrono::steady_clock::time_point step_start_;

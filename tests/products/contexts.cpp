@@ -25,7 +25,7 @@ const TestParameters& parameters() {
       {"rows", {"1", "2", "6"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f64", "f32", "bf16"}},
-      {"context", {"balanced ring", "balanced gather", "contiguous ring", "contiguous gather", "zigzag ring", "zigzag gather"}},
+      {"context", {"balanced ring", "balanced gather", "contiguous heads", "contiguous ring", "contiguous gather", "zigzag ring", "zigzag gather"}},
       {"cp", {"2", "3", "4", "8"}},
       {"dp", {"1", "2"}},
       {"pp", {"1", "2"}},
