@@ -120,7 +120,7 @@ struct ContextRun {
   WireHooks wire;
   ContextTamper* tamper = nullptr;
   int threads = 1;
-  bool recomputes = false;
+  bool recomputes = false, poison = true;
   int64_t step = 5, stage = 1, microbatch = 2, layer = 3;
 };
 
@@ -154,7 +154,7 @@ inline ContextResult run_ranks(const ContextCase& c, int ranks, const ContextRun
   const Documents whole = c.whole();
   result.plan = planner.plan(whole);
   run_local(ranks, {.watchdog_seconds = 60}, [&](Communicator& world) {
-    Rank rank(RankOptions{.threads = run.threads, .poison = true});
+    Rank rank(RankOptions{.threads = run.threads, .poison = run.poison});
     Wire wire(world, run.wire);
     ContextAttention executor(rank, wire, planner);
     executor.set_tamper(run.tamper);
