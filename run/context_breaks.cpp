@@ -27,6 +27,7 @@ class Dropped final : public ContextTamper {
     work.own = other->own;
     work.own_runs = other->own_runs;
     work.steps = other->steps;
+    work.tokens = other->tokens;
   }
 };
 

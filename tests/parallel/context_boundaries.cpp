@@ -3,6 +3,7 @@
 
 #include "parallel/boundary_record.h"
 #include "parallel/context_case.h"
+#include "run/context_breaks.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -143,6 +144,26 @@ BOOST_AUTO_TEST_CASE(the_first_mismatch_is_kept_until_it_is_taken) {
     if (mismatch) BOOST_TEST((mismatch->layer == 1 && mismatch->microbatch == 6));
     BOOST_TEST(!executor.take_mismatch().has_value());
   });
+}
+
+BOOST_AUTO_TEST_CASE(dropped_boundaries_change_results_and_are_no_mismatch) {
+  std::mt19937_64 random(10);
+  for (const char* broken : {"dropped", "ring_step"})
+    for (const auto& [layout, exchange] : context_ways) {
+      const std::vector<std::string> leaks = context_leaks(exchange);
+      if (std::find(leaks.begin(), leaks.end(), broken) == leaks.end()) continue;
+      const ContextCase c = context_case(random, {20, 20}, {.heads = 2, .kv_heads = 2, .head_dim = 4}, layout, exchange);
+      const std::unique_ptr<ContextTamper> tamper = make_context_tamper(broken);
+      const ContextResult many = run_ranks(c, 2, {.tamper = tamper.get()}), single = run_single(c);
+      ContextCase joined = c;
+      joined.lengths = {40};
+      const ContextResult merged = run_single(joined);
+      BOOST_TEST_CONTEXT(broken << ", " << name_of(layout) << ", " << name_of(exchange)) {
+        BOOST_TEST(relative_difference(many.out, single.out) > 1e-3);
+        BOOST_TEST((largest_difference(many, merged) <= 1e-11) == (std::string_view(broken) == "dropped" || layout != ContextLayout::zigzag));
+        BOOST_TEST(!any_mismatch(many));
+      }
+    }
 }
 
 BOOST_AUTO_TEST_CASE(changed_keys_values_and_gradients_are_seen_in_results) {
