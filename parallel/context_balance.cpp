@@ -78,11 +78,12 @@ class Choice {
 /// Peel and fill in several variants, and more of them where a microbatch is small and a try costs microseconds. False once nothing can be better.
 bool offer_peeled(const BalanceTask& task, Choice& choice) {
   PeelAndFill peel(task);
-  for (const int64_t eager : {500, 900, 0})
-    for (const bool mix : {false, true})
-      if (!choice.offer(peel.deal({eager, 0, mix, 0, 0}))) return false;
   const auto documents = static_cast<int64_t>(task.documents.size());
   const int64_t restarts = std::min<int64_t>(4000 / (documents + 8 * task.ranks), 96);
+  for (const int64_t eager : {500, 900, 0})
+    for (const bool mix : {false, true})
+      if (restarts > 0 || eager > 0)
+        if (!choice.offer(peel.deal({eager, 0, mix, 0, 0}))) return false;
   for (int64_t k = 0; k < restarts; ++k) {
     const PeelVariant variant{k % 4 * 250, k % 3 == 2 ? 2 : 0, (k & 4) != 0, static_cast<uint64_t>(15 + 10 * (k % 3)), static_cast<uint64_t>(k) + 1};
     if (!choice.offer(peel.deal(variant))) return false;

@@ -66,8 +66,9 @@ DocumentPool::Fill DocumentPool::cheapest(int64_t tokens) const {
     cost += cost_sums_[static_cast<size_t>(at)];
   }
   if (at == size()) return {cost, length(size() - 1), this->cost(size() - 1)};
-  const auto part = static_cast<int64_t>(static_cast<__int128>(this->cost(at)) * (tokens - taken) / length(at));
-  return {cost + part, length(at), this->cost(at)};
+  int64_t product;
+  if (!__builtin_mul_overflow(this->cost(at), tokens - taken, &product)) return {cost + product / length(at), length(at), this->cost(at)};
+  return {cost + static_cast<int64_t>(static_cast<__int128>(this->cost(at)) * (tokens - taken) / length(at)), length(at), this->cost(at)};
 }
 
 }  // namespace quire
