@@ -33,6 +33,10 @@ BOOST_AUTO_TEST_CASE(long_messages_over_mpi_go_in_pieces, *boost::unit_test::pre
   for (const int ranks : {2, 3}) check_well("pieces", ranks);
 }
 
+BOOST_AUTO_TEST_CASE(attention_over_context_ranks_over_mpi_equals_one_process, *boost::unit_test::precondition(can_start_ranks)) {
+  for (const int ranks : {2, 4}) check_well("context", ranks);
+}
+
 BOOST_AUTO_TEST_CASE(a_text_is_said_first_by_one_process_of_the_machine, *boost::unit_test::precondition(can_start_ranks)) {
   check_well("said", 4);
 }

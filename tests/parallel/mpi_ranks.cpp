@@ -1,11 +1,13 @@
 // A program for the tests of MPI: mpi_ranks CASE, started by mpirun. Rank 0 prints `well` when all ranks found everything right.
 #include <signal.h>
 
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <map>
 
 #include "collective_case.h"
+#include "parallel/context_attention.h"
 #include "runtime/error.h"
 
 namespace quire::test {
@@ -112,6 +114,52 @@ void ending(Communicator& world) {
     world.receive(numbered(rank, 100'000, 0), 0, {}).wait();
 }
 
+/// Attention over context-parallel ranks, forward and backward, in every way that they can meet, several layers and microbatches in flight: the bits that
+/// one process of threads gives are compared elsewhere; here each rank's rows with its own computation of the whole.
+void context(Communicator& world) {
+  Rank rank({.poison = true});
+  rank.pool().set_poll([&] { world.poll(); });
+  const AttentionOptions options{.heads = 4, .kv_heads = 2, .head_dim = 8};
+  const std::vector<int64_t> lengths = {1, 200, 30, 1, 1, 97, 171};
+  const Documents whole = Documents::from_lengths(lengths);
+  const auto values = [&](int64_t width, int salt, std::span<const int32_t> indices) {
+    std::vector<double> result;
+    for (const int32_t index : indices)
+      for (int64_t i = 0; i < width; ++i) result.push_back(std::sin(static_cast<double>(index * 131 + i * 17 + salt)));
+    return Tensor::from<double>(rank, {static_cast<int64_t>(indices.size()), width}, result);
+  };
+  struct Results { Tensor out, dq, dk, dv; };
+  const auto run = [&](std::span<const int32_t> indices, int salt, const std::function<Value(Tape&, const Value&, const Value&, const Value&)>& attend) {
+    Tape tape(rank);
+    const Value q = tape.leaf(values(32, salt, indices)), k = tape.leaf(values(16, salt + 1, indices)), v = tape.leaf(values(16, salt + 2, indices));
+    const Value out = attend(tape, q, k, v);
+    const Tensor dout = values(32, salt + 3, indices);
+    tape.backward(std::span(&out, 1), std::span(&dout, 1));
+    return Results{out.tensor, tape.take_gradient(q), tape.take_gradient(k), tape.take_gradient(v)};
+  };
+  for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::gather, ContextExchange::heads})
+    for (const ContextLayout layout : {ContextLayout::contiguous, ContextLayout::zigzag, ContextLayout::balanced}) {
+      if (exchange == ContextExchange::heads && layout != ContextLayout::contiguous) continue;
+      ContextPlanner planner(world.size(), {layout, exchange, {}});
+      ContextAttention executor(rank, world, planner);
+      const Documents own = executor.shard(whole);
+      for (int microbatch = 0; microbatch < 3; ++microbatch) {
+        Microbatch work;
+        work.work = executor.begin(whole, own, 0, 0, microbatch);
+        const Results many = run(own.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) { return executor.attend(t, 0, q, k, v, work, options); });
+        const Results single = run(whole.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) { return attention(t, q, k, v, shared_runs(whole), options); });
+        for (const auto& [mine, all] : {std::pair{many.out, single.out}, {many.dq, single.dq}, {many.dk, single.dk}, {many.dv, single.dv}}) {
+          const std::vector<double> part = mine.to_vector<double>(), full = all.to_vector<double>();
+          const size_t width = static_cast<size_t>(mine.size(1));
+          for (size_t i = 0; i < part.size(); ++i)
+            require(std::abs(part[i] - full[static_cast<size_t>(own.indices()[i / width]) * width + i % width]) < 1e-12, "attention over ranks");
+        }
+      }
+      executor.finish();
+      require(!executor.take_mismatch().has_value(), "boundaries");
+    }
+}
+
 using Case = std::function<void(Communicator&)>;
 
 Case sizes_of(int64_t sent, int64_t expected) {
@@ -121,6 +169,7 @@ Case sizes_of(int64_t sent, int64_t expected) {
 int run(const std::string& name) {
   const std::map<std::string, Case> cases = {{"collectives", collectives},
                                              {"pieces", pieces},
+                                             {"context", context},
                                              {"said", said},
                                              {"ending", ending},
                                              {"stuck", stuck},
