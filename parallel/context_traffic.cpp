@@ -106,19 +106,24 @@ std::vector<std::vector<ContextStepLoad>> loads(const ContextPlan& plan, const s
   return result;
 }
 
-/// Queries, keys and values go to the ranks of their heads and outputs come back; in backward their gradients likewise.
+/// Queries, keys and values go to the ranks of their heads, with the boundaries of their tokens, and outputs come back. In backward the gradients of outputs go
+/// and those of queries, keys and values come back, in the accumulator type.
 void add_head_bytes(const ContextPlan& plan, const ContextModel& model, ContextBytes& bytes) {
-  const int64_t others = plan.ranks - 1, layers = model.layers(), size = static_cast<int64_t>(size_of(model.dtype));
-  const int64_t queries = model.heads / plan.ranks * model.head_dim * size, keys = std::max<int64_t>(model.kv_heads / plan.ranks, 1) * model.head_dim * size;
+  const int64_t others = plan.ranks - 1, layers = model.layers(), forwards = model.recomputes ? 2 : 1;
+  const int64_t size = static_cast<int64_t>(size_of(model.dtype)), wide = static_cast<int64_t>(size_of(accumulator_of(model.dtype)));
+  const int64_t queries = model.heads / plan.ranks * model.head_dim, keys = std::max<int64_t>(model.kv_heads / plan.ranks, 1) * model.head_dim;
+  const auto record = [&](size_t rank) { return tokens_of(plan.shards[rank]) > 0 ? 4 * record_words(plan.shards[rank]) : 0; };
+  int64_t records = 0;
+  for (size_t r = 0; r < plan.shards.size(); ++r) records += record(r);
   for (size_t r = 0; r < plan.shards.size(); ++r) {
     const int64_t own = tokens_of(plan.shards[r]), foreign = plan.tokens - own;
-    const int64_t there = layers * (queries + 2 * keys), back = layers * queries;
-    const int64_t forwards = model.recomputes ? 2 : 1;
-    bytes.received_forward[r] += foreign * there + own * others * back;
-    bytes.sent_forward[r] += own * others * there + foreign * back;
-    bytes.received_backward[r] += (forwards - 1) * bytes.received_forward[r] + foreign * back + own * others * there;
-    bytes.sent_backward[r] += (forwards - 1) * bytes.sent_forward[r] + own * others * back + foreign * there;
-    bytes.messages += layers * others * 2 * (forwards + 1);
+    const int64_t there = (queries + 2 * keys) * size, back = queries * size, gradients = (queries + 2 * keys) * wide;
+    const int64_t in = layers * (foreign * there + records - record(r) + own * others * back), out = layers * (others * (own * there + record(r)) + foreign * back);
+    bytes.received_forward[r] += in;
+    bytes.sent_forward[r] += out;
+    bytes.received_backward[r] += (forwards - 1) * in + layers * (foreign * back + own * others * gradients);
+    bytes.sent_backward[r] += (forwards - 1) * out + layers * (own * others * back + foreign * gradients);
+    if (own > 0) bytes.messages += layers * others * (3 * forwards + 2);
   }
 }
 

@@ -79,6 +79,35 @@ BOOST_AUTO_TEST_CASE(heads_send_what_the_plan_says) {
       }
 }
 
+BOOST_AUTO_TEST_CASE(everything_sent_is_predicted) {
+  std::mt19937_64 random(5);
+  for (const int ranks : {2, 4})
+    for (const auto& [layout, exchange] : context_ways)
+      for (const DType dtype : {DType::f64, DType::bf16})
+        for (const bool recomputes : {false, true})
+          for (const int64_t tokens : {3, 61}) {
+            const AttentionOptions options{.heads = 4, .kv_heads = 2, .head_dim = 4, .window = tokens == 3 ? 0 : 9};
+            ContextCase c = context_case(random, random_lengths(random, tokens, 8), options, layout, exchange);
+            c.dtype = dtype;
+            const ContextResult many = run_ranks(c, ranks, {.recomputes = recomputes});
+            ContextModel model = model_of(c);
+            model.recomputes = recomputes;
+            const ContextBytes bytes = bytes_of(*many.plan, c.whole(), model);
+            int64_t messages = 0;
+            for (size_t rank = 0; rank < many.traffic.size(); ++rank) {
+              int64_t sent = 0;
+              for (const TrafficCounters::Entry& entry : many.traffic[rank].sent) {
+                sent += entry.bytes;
+                messages += entry.messages;
+              }
+              BOOST_TEST(sent == bytes.sent_forward[rank] + bytes.sent_backward[rank], name_of(layout) << ", " << name_of(exchange) << ", rank " << rank << ", " << name_of(dtype));
+            }
+            BOOST_TEST(messages == bytes.messages);
+            BOOST_TEST(sum(bytes.received_forward) == sum(bytes.sent_forward));
+            BOOST_TEST(sum(bytes.received_backward) == sum(bytes.sent_backward));
+          }
+}
+
 BOOST_AUTO_TEST_CASE(a_step_that_nobody_needs_makes_no_message) {
   std::mt19937_64 random(3);
   const AttentionOptions options{.heads = 2, .kv_heads = 2, .head_dim = 4};
