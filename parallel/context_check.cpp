@@ -26,8 +26,10 @@ class ContextPlanCheck {
       const KeyExchange& exchange = plan_.exchanges[i];
       for (size_t j = 0; j < i; ++j)
         if (plan_.exchanges[j].window == exchange.window) fail<ScheduleError>(where, "two exchanges have a window of {} tokens", exchange.window);
-      for (size_t step = 0; step < exchange.steps.size(); ++step) check_step(exchange, step);
+      for (size_t step = 0; step < exchange.steps.size(); ++step)
+        for (const KeyTransfer& each : exchange.steps[step].transfers) check_transfer(each, name_of(exchange, step, each));
       for (int64_t rank = 0; rank < plan_.ranks; ++rank) check_keys(exchange, rank);
+      for (size_t step = 0; step < exchange.steps.size(); ++step) check_order(exchange, step);
     }
   }
 
@@ -70,35 +72,43 @@ class ContextPlanCheck {
 
   int64_t shift_of(const KeyTransfer& transfer) const { return ((transfer.to - transfer.from) % plan_.ranks + plan_.ranks) % plan_.ranks; }
 
-  /// A step's form: who sends to whom, in which order, and that the sender holds what it sends.
-  void check_step(const KeyExchange& exchange, size_t number) const {
-    const std::vector<KeyTransfer>& transfers = exchange.steps[number].transfers;
-    const std::string name = fmt::format("window {}, step {}", exchange.window, number);
-    if (transfers.empty()) fail<ScheduleError>(where, "{}: nothing is sent, so there is no such step", name);
-    if (plan_.exchange == ContextExchange::gather && number > 0) fail<ScheduleError>(where, "{}: keys are gathered in one step", name);
+  static std::string name_of(const KeyExchange& exchange, size_t step, const KeyTransfer& transfer) {
+    return fmt::format("window {}, step {}, rank {} to rank {}", exchange.window, step, transfer.from, transfer.to);
+  }
+
+  /// Two ranks, and keys that the sender holds.
+  void check_transfer(const KeyTransfer& transfer, const std::string& name) const {
+    if (transfer.from < 0 || transfer.from >= plan_.ranks || transfer.to < 0 || transfer.to >= plan_.ranks || transfer.from == transfer.to)
+      fail<ScheduleError>(where, "{}: no two of {} ranks", name, plan_.ranks);
+    if (transfer.rows.empty()) fail<ScheduleError>(where, "{}: no keys", name);
+    check_ranges(transfer.rows, name);
+    for (const TokenRange& range : transfer.rows)
+      for (int32_t token = range.begin; token < range.end; ++token)
+        if (owner_[static_cast<size_t>(token)] != transfer.from)
+          fail<ScheduleError>(where, "{}: the sender does not hold token {}, rank {} does", name, token, owner_[static_cast<size_t>(token)]);
+  }
+
+  /// Which transfers make a step, in which order, and which steps there are.
+  void check_order(const KeyExchange& exchange, size_t step) const {
+    const std::vector<KeyTransfer>& transfers = exchange.steps[step].transfers;
+    if (transfers.empty()) fail<ScheduleError>(where, "window {}, step {}: nothing is sent, so there is no such step", exchange.window, step);
+    if (plan_.exchange == ContextExchange::gather && step > 0)
+      fail<ScheduleError>(where, "window {}, step {}: keys are gathered in one step", exchange.window, step);
     for (size_t i = 0; i < transfers.size(); ++i) {
       const KeyTransfer& each = transfers[i];
-      const std::string whose = fmt::format("{}, rank {} to rank {}", name, each.from, each.to);
-      if (each.from < 0 || each.from >= plan_.ranks || each.to < 0 || each.to >= plan_.ranks || each.from == each.to)
-        fail<ScheduleError>(where, "{}: no two of {} ranks", whose, plan_.ranks);
       if (i > 0 && std::pair(each.to, each.from) <= std::pair(transfers[i - 1].to, transfers[i - 1].from))
-        fail<ScheduleError>(where, "{}: follows rank {} to rank {}; transfers ascend by receiver, then sender", whose, transfers[i - 1].from, transfers[i - 1].to);
-      if (plan_.exchange == ContextExchange::ring) check_shift(exchange, number, each, whose);
-      if (each.rows.empty()) fail<ScheduleError>(where, "{}: no keys", whose);
-      check_ranges(each.rows, whose);
-      for (const TokenRange& range : each.rows)
-        for (int32_t token = range.begin; token < range.end; ++token)
-          if (owner_[static_cast<size_t>(token)] != each.from)
-            fail<ScheduleError>(where, "{}: the sender does not hold token {}, rank {} does", whose, token, owner_[static_cast<size_t>(token)]);
+        fail<ScheduleError>(where, "{}: follows rank {} to rank {}; transfers ascend by receiver, then sender", name_of(exchange, step, each),
+                            transfers[i - 1].from, transfers[i - 1].to);
+      if (plan_.exchange == ContextExchange::ring) check_shift(exchange, step, each, name_of(exchange, step, each));
     }
   }
 
   /// A ring's step has one shift, and shifts ascend.
-  void check_shift(const KeyExchange& exchange, size_t number, const KeyTransfer& transfer, const std::string& whose) const {
+  void check_shift(const KeyExchange& exchange, size_t number, const KeyTransfer& transfer, const std::string& name) const {
     const int64_t shift = shift_of(transfer), expected = shift_of(exchange.steps[number].transfers.front());
-    if (shift != expected) fail<ScheduleError>(where, "{}: {} places around the ring, the step's first transfer goes {}", whose, shift, expected);
+    if (shift != expected) fail<ScheduleError>(where, "{}: {} places around the ring, the step's first transfer goes {}", name, shift, expected);
     if (number > 0 && shift <= shift_of(exchange.steps[number - 1].transfers.front()))
-      fail<ScheduleError>(where, "{}: {} places around the ring, no more than in the step before", whose, shift);
+      fail<ScheduleError>(where, "{}: {} places around the ring, no more than in the step before", name, shift);
   }
 
   /// What a rank's queries read against what it holds and receives.

@@ -178,26 +178,30 @@ BOOST_AUTO_TEST_CASE(the_check_sees_broken_plans) {
   broken([&](ContextPlan& plan) { transfers(plan).erase(transfers(plan).begin()); }, {"rank 0 reads the key of token", "neither holds nor receives"});
   broken([&](ContextPlan& plan) { --transfers(plan)[0].rows.back().end; }, {"rank 0 reads the key of token", "neither holds nor receives"});
   broken([&](ContextPlan& plan) { transfers(plan)[0].rows.insert(transfers(plan)[0].rows.begin(), {15, 16}); }, {"rank 3 to rank 0", "token"});
-  broken([&](ContextPlan& plan) { plan.exchanges[0].steps[0].transfers.push_back(transfers(plan)[0]); }, {"transfers ascend"});
+  broken([&](ContextPlan& plan) { plan.exchanges[0].steps[0].transfers.push_back(transfers(plan)[0]); }, {"rank 0 receives the key of token", "twice"});
+  broken([&](ContextPlan& plan) { plan.exchanges[0].steps.push_back(plan.exchanges[0].steps[0]); }, {"rank 0 receives the key of token", "twice"});
+  broken([&](ContextPlan& plan) { std::swap(transfers(plan)[0], transfers(plan)[1]); }, {"transfers ascend"});
   broken([&](ContextPlan& plan) { std::swap(plan.exchanges[0].steps[0], plan.exchanges[0].steps[1]); }, {"no more than in the step before"});
-  broken([&](ContextPlan& plan) { plan.exchanges[0].steps[0].transfers.clear(); }, {"no such step"});
-  broken([&](ContextPlan& plan) { transfers(plan)[1].from = 2; }, {"rank 2 to rank 1", "around the ring"});
+  broken([&](ContextPlan& plan) { plan.exchanges[0].steps.emplace_back(); }, {"step 3", "no such step"});
+  broken([&](ContextPlan& plan) {   // a transfer of another shift in the first step
+    std::vector<ContextStep>& steps = plan.exchanges[0].steps;
+    for (KeyTransfer& each : steps[1].transfers) steps[0].transfers.push_back(each);
+    steps.erase(steps.begin() + 1);
+    std::sort(transfers(plan).begin(), transfers(plan).end(), [](const KeyTransfer& a, const KeyTransfer& b) { return std::pair(a.to, a.from) < std::pair(b.to, b.from); });
+  }, {"step 0", "around the ring"});
   broken([&](ContextPlan& plan) { transfers(plan)[0].to = 7; }, {"rank 3 to rank 7"});
   broken([&](ContextPlan& plan) { plan.exchanges.push_back(plan.exchanges[0]); }, {"two exchanges"});
   broken([&](ContextPlan& plan) { plan.exchanges[0].window = 5; }, {"none of its queries reads"});
   broken([](ContextPlan& plan) { ++plan.digest; }, {"digest"});
   broken([](ContextPlan& plan) { plan.layout = ContextLayout::balanced; }, {"digest"});
 
-  // A key that nobody reads: rank 3 holds tokens 15 to 26, rank 2 sends one of the first document to it.
-  broken([&](ContextPlan& plan) {
-    for (KeyTransfer& transfer : transfers(plan))
-      if (transfer.from == 2 && transfer.to == 3) transfer.rows.insert(transfer.rows.begin(), plan.shards[2].front()), transfer.rows.front().end = 11;
-  }, {"rank"}, ContextExchange::gather, 3);
-  // A key twice: gathered in one step, and then once more in another one of a ring.
-  broken([&](ContextPlan& plan) {
-    plan.exchange = ContextExchange::ring;
-    plan.exchanges[0].steps.push_back(plan.exchanges[0].steps[0]);
-  }, {"around the ring"}, ContextExchange::gather);
+  broken([](ContextPlan& plan) {  // gathered in two steps
+    ContextStep last{{plan.exchanges[0].steps[0].transfers.back()}};
+    plan.exchanges[0].steps[0].transfers.pop_back();
+    plan.exchanges[0].steps.push_back(last);
+  }, {"step 1", "gathered in one step"}, ContextExchange::gather);
+  broken([](ContextPlan& plan) { plan.exchange = ContextExchange::ring; }, {"around the ring"}, ContextExchange::gather);
+  broken([](ContextPlan& plan) { plan.exchange = ContextExchange::heads; }, {"heads has no exchange of keys"});
 }
 
 BOOST_AUTO_TEST_CASE(the_check_sees_a_key_sent_twice_and_one_that_nobody_reads) {
