@@ -36,8 +36,11 @@ const TestParameters& parameters() {
 
 /// 24 heads of four (two would be normalised to such bad condition that one process in another order is 7e-10 off itself), which all of the rank numbers divide; for `heads` the key/value heads of one for all and of one for each are left, others become one for each rank.
 Config config_of(const Combination& combination) {
-  Config config = layout_config(parameters(), combination);
+  TestParameters others = parameters();  // the heads come first: not every exchange takes any
+  std::erase_if(others, [](const TestParameter& p) { return p.name == "cp" || p.name == "context"; });
+  Config config = layout_config(others, combination);
   const Config::Distributed& d = config.distributed;
+  for (const char* name : {"cp", "context"}) set_layout_parameter(config, name, combination[name]);
   ModelConfig& model = config.model;
   const int64_t keys = model.n_kv_heads == model.n_heads ? 24 : model.n_kv_heads;
   model.n_heads = 24;
