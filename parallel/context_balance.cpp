@@ -96,7 +96,8 @@ bool offer_peeled(const BalanceTask& task, Choice& choice) {
 }  // namespace
 
 BalanceTask::BalanceTask(const DocumentTable& all, int64_t rank_count, const ContextCosts& wanted)
-    : documents(all), costs(wanted, all.tokens), windows(wanted.windows), ranks(rank_count), shard(all.tokens / rank_count), slack(token_slack(all.tokens, rank_count, wanted)) {
+    : documents(all), costs(wanted, all.tokens), windows(wanted.windows), ranks(rank_count), shard(all.tokens / rank_count),
+      slack(token_slack(all.tokens, rank_count, wanted)) {
   for (const LayerWindow& each : windows) layers += each.layers;
   int64_t longest = 1;
   for (const int64_t length : all.lengths) {
@@ -122,7 +123,8 @@ BalanceVerdict judge(const BalanceTask& task, const PieceLists& pieces) {
     }
   count_received(task, pieces, verdict.received);
   const auto [fewest, most] = std::minmax_element(verdict.tokens.begin(), verdict.tokens.end());
-  const int64_t dearest = *std::max_element(verdict.cost.begin(), verdict.cost.end()), busiest = *std::max_element(verdict.received.begin(), verdict.received.end());
+  const int64_t dearest = *std::max_element(verdict.cost.begin(), verdict.cost.end());
+  const int64_t busiest = *std::max_element(verdict.received.begin(), verdict.received.end());
   verdict.violation = millionths_over(*most, task.most_tokens, task.shard) + millionths_over(task.least_tokens, *fewest, task.shard) +
                       millionths_over(dearest, task.cost_cap, task.cost_cap);
   // A thousandth over a limit weighs as much as every token's keys received once more.

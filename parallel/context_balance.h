@@ -1,9 +1,9 @@
 // Layout `balanced`: tokens and cost shared evenly over the ranks first, then as few keys sent as possible.
 //
-// A rank that holds tokens [a, b) of a document needs its keys up to b. So a document kept whole costs no traffic, nor does anything below the end of what a rank
-// holds of a document anyway. Costs rise along a document: ends of long documents have to be paired with cheap tokens, those of short documents and of heads.
-// Several ways of dealing the documents out are tried (context_peel.h is the main one), each is judged, and the best is kept. Only integers decide, and counts bound the
-// search, no clock does: every rank finds the same shards.
+// A rank that holds tokens [a, b) of a document needs its keys up to b. So a document kept whole costs no traffic, nor does anything below
+// the end of what a rank holds of a document anyway. Costs rise along a document: ends of long documents have to be paired with cheap
+// tokens, those of short documents and of heads. Several ways of dealing the documents out are tried (context_peel.h is the main one), each
+// is judged, and the best is kept. Only integers decide, and counts bound the search, no clock does: every rank finds the same shards.
 #pragma once
 #include "parallel/context_cost.h"
 #include "parallel/context_pieces.h"
@@ -39,8 +39,8 @@ struct BalanceVerdict {
 };
 BalanceVerdict judge(const BalanceTask& task, const PieceLists& pieces);
 
-/// Lowers the cost of the dearest rank by swaps with cheap ones until it is within the cap: whole documents for shorter ones first, which costs no traffic, then a tail
-/// for as many cheap tokens. `verdict` is that of `pieces`. At most `rounds` swaps.
+/// Lowers the cost of the dearest rank by swaps with cheap ones until it is within the cap: whole documents for shorter ones first, which
+/// costs no traffic, then a tail for as many cheap tokens. `verdict` is that of `pieces`. At most `rounds` swaps.
 void repair_balance(const BalanceTask& task, const BalanceVerdict& verdict, PieceLists& pieces, int64_t rounds);
 
 /// Documents laid end to end in any order, to be cut like one row.

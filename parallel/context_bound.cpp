@@ -1,10 +1,11 @@
 // The least traffic of any plan within the tolerances.
 //
-// Take a document of length L that can not stay whole, and the m ranks whose last tokens of it lie latest; let b be where the next rank's last range ends. Those
-// m ranks hold all of [b, L), at most m x most tokens, and fill up to m x least tokens with tokens that cost at least as much as the cheapest of the microbatch:
+// Take a document of length L that can not stay whole, and the m ranks whose last tokens of it lie latest; let b be where the next rank's
+// last range ends. Those m ranks hold all of [b, L), at most m x most tokens, and fill up to m x least tokens with others, which cost at
+// least as much as the cheapest of the microbatch:
 //     cost(b, L) + cheapest(m x least - (L - b)) <= m x cap    and    L - b <= m x most.
-// The smallest such b, summed over m, bounds the traffic of this document, and documents add up. For one document and no tolerance it reads
-// b >= L (1 - m / 2 ranks), which zigzag meets for every m.
+// The smallest such b, summed over m, bounds the traffic of this document, and documents add up. For one document and no tolerance it
+// reads b >= L (1 - m / 2 ranks), which zigzag meets for every m.
 #include <algorithm>
 
 #include "parallel/context_cost.h"
@@ -58,7 +59,8 @@ ContextBound context_lower_bound(std::span<const int64_t> lengths, int64_t ranks
   for (const int64_t length : documents.lengths) total_cost += static_cast<double>(token_costs.until(length));
   const double mean = static_cast<double>(documents.tokens) / static_cast<double>(ranks);
   const auto slack = static_cast<double>(token_slack(documents.tokens, ranks, costs));
-  const double cap = total_cost / static_cast<double>(ranks) * (1 + static_cast<double>(costs.cost_tolerance) / 1000), most = mean + slack, least = mean - slack;
+  const double cap = total_cost / static_cast<double>(ranks) * (1 + static_cast<double>(costs.cost_tolerance) / 1000);
+  const double most = mean + slack, least = mean - slack;
 
   ContextBound bound;
   for (const int64_t whole : documents.lengths) {

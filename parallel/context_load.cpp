@@ -40,7 +40,8 @@ class Places {
   int64_t count() const { return offsets_.back(); }
   /// Indices of the ranges below this one.
   int64_t below(int64_t index) const {
-    const auto i = static_cast<size_t>(std::partition_point(ranges_.begin(), ranges_.end(), [&](const TokenRange& each) { return each.end <= index; }) - ranges_.begin());
+    const auto ends_before = [&](const TokenRange& each) { return each.end <= index; };
+    const auto i = static_cast<size_t>(std::partition_point(ranges_.begin(), ranges_.end(), ends_before) - ranges_.begin());
     return i == ranges_.size() ? count() : offsets_[i] + std::max<int64_t>(0, index - ranges_[i].begin);
   }
   int64_t index(int64_t place) const {

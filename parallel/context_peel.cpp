@@ -90,7 +90,8 @@ void PeelAndFill::take_longest() {
   else peel(piece);
 }
 
-/// The cheapest way to add so many tokens to a tail: some from the head of the same document, which begins at `begin` and may go up to `limit`, the rest from short ones.
+/// The cheapest way to add so many tokens to a tail: some from the head of the same document, which begins at `begin` and may go up to
+/// `limit`, the rest from short ones.
 PeelAndFill::Completion PeelAndFill::complete_tail(int64_t begin, int64_t limit, int64_t tokens) const {
   if (tokens <= 0) return {};
   const int64_t most = std::min(tokens, limit - begin);

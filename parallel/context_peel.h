@@ -17,9 +17,9 @@ struct PeelVariant {
   uint64_t seed = 0;
 };
 
-/// Rank after rank takes the longest document left: whole where the rank can still be completed with the cheapest tokens left, else the longest tail of it with which it
-/// can (short documents whole, then the head of the same document); then the longest whole documents that leave room to finish. Tokens and cost left are averaged
-/// again for each rank. One document gives zigzag, many short ones bin packing.
+/// Rank after rank takes the longest document left: whole where the rank can still be completed with the cheapest tokens left, else the
+/// longest tail of it with which it can (short documents whole, then the head of the same document); then the longest whole documents that
+/// leave room to finish. Tokens and cost left are averaged again for each rank. One document gives zigzag, many short ones bin packing.
 class PeelAndFill {
  public:
   explicit PeelAndFill(const BalanceTask& task);

@@ -135,8 +135,8 @@ int64_t token_slack(int64_t tokens, int64_t ranks, const ContextCosts& costs) {
 
 uint64_t digest_of(const ContextPlan& plan, const DocumentTable& documents) {
   Digest digest;
-  for (const int64_t value : {static_cast<int64_t>(plan.layout), static_cast<int64_t>(plan.exchange), plan.ranks, plan.tokens, static_cast<int64_t>(documents.size())})
-    digest.update_value(value);
+  for (const int64_t value : {static_cast<int64_t>(plan.layout), static_cast<int64_t>(plan.exchange), plan.ranks, plan.tokens}) digest.update_value(value);
+  digest.update_value(static_cast<int64_t>(documents.size()));
   digest.update(std::as_bytes(std::span(documents.lengths)));
   digest.update_value(static_cast<int64_t>(plan.shards.size()));
   for (const std::vector<TokenRange>& shard : plan.shards) digest_ranges(digest, shard);

@@ -18,6 +18,11 @@ bool tokens_within(const ContextLoad& load, const ContextCosts& costs) {
   return *least >= tokens / ranks - slack && *most <= (tokens + ranks - 1) / ranks + slack;
 }
 
+ContextLoad balanced_load(const std::vector<int64_t>& lengths, int64_t ranks, const ContextCosts& costs) {
+  const ContextPlan plan = make_context_plan(lengths, ranks, ContextLayout::balanced, ContextExchange::ring, costs);
+  return load_of(plan, Documents::from_lengths(lengths), costs);
+}
+
 /// Over rows of one kind.
 struct Summary {
   int64_t rows = 0, over = 0, outside = 0;
@@ -26,8 +31,7 @@ struct Summary {
 Summary summary_of(const std::vector<std::vector<int64_t>>& rows, int64_t ranks, const ContextCosts& costs) {
   Summary result;
   for (const std::vector<int64_t>& lengths : rows) {
-    const ContextPlan plan = make_context_plan(lengths, ranks, ContextLayout::balanced, ContextExchange::ring, costs);
-    const ContextLoad load = load_of(plan, Documents::from_lengths(lengths), costs);
+    const ContextLoad load = balanced_load(lengths, ranks, costs);
     const double ring = static_cast<double>(load.full_ring_rows), share = 1 / static_cast<double>(rows.size());
     ++result.rows;
     result.over += max_over_mean(load.cost) > 1.05;
@@ -87,7 +91,11 @@ BOOST_AUTO_TEST_SUITE(context_balance)
 BOOST_AUTO_TEST_CASE(attention_is_balanced_and_traffic_near_the_bound) {
   const bool all = test::all_tier();
   const size_t rows = all ? 200 : 24;
-  const std::vector<int64_t> sizes = all ? std::vector<int64_t>{8192, 32768, 131072} : std::vector<int64_t>{8192, 32768}, ranks = all ? std::vector<int64_t>{2, 4, 8, 64} : std::vector<int64_t>{2, 4, 8};
+  std::vector<int64_t> sizes{8192, 32768}, ranks{2, 4, 8};
+  if (all) {
+    sizes.push_back(131072);
+    ranks.push_back(64);
+  }
   int64_t planned = 0, over = 0;
   double received = 0, bound = 0, limit = 0;
   for (const Corpus& corpus : corpora)
@@ -141,7 +149,7 @@ BOOST_AUTO_TEST_CASE(windows_count_in_cost_and_in_traffic) {
     BOOST_TEST(narrow.outside == 0);
     BOOST_TEST(narrow.received < full.received / 4);
     for (const std::vector<int64_t>& row : rows) {
-      const ContextLoad load = load_of(make_context_plan(row, ranks, ContextLayout::balanced, ContextExchange::ring, mixed), Documents::from_lengths(row), mixed);
+      const ContextLoad load = balanced_load(row, ranks, mixed);
       BOOST_TEST(max_over_mean(load.cost) <= 1.05);
       ContextCosts narrowest;
       narrowest.windows = {{1, 1}};
@@ -211,7 +219,7 @@ BOOST_AUTO_TEST_CASE(traffic_of_tiny_rows_against_all_placements) {
     ContextCosts costs;
     costs.tile = 1;
     costs.cost_tolerance = 150;  // of so few tokens
-    const ContextLoad load = load_of(make_context_plan(lengths, ranks, ContextLayout::balanced, ContextExchange::ring, costs), Documents::from_lengths(lengths), costs);
+    const ContextLoad load = balanced_load(lengths, ranks, costs);
     const int64_t tokens = sum(lengths), cap = sum(load.cost) * 1150 / 2000;
     if (!tokens_within(load, costs) || *std::max_element(load.cost.begin(), load.cost.end()) > cap) continue;
     const int64_t best = least_received(lengths, ranks, cap, tokens / ranks, (tokens + ranks - 1) / ranks);
@@ -233,7 +241,7 @@ BOOST_AUTO_TEST_CASE(no_plan_within_the_limits_is_below_the_bound) {
     const int64_t ranks = 2 + static_cast<int64_t>(random() % 7);
     ContextCosts costs;
     costs.tile = random() % 2 ? 64 : 8;
-    const ContextLoad load = load_of(make_context_plan(lengths, ranks, ContextLayout::balanced, ContextExchange::ring, costs), Documents::from_lengths(lengths), costs);
+    const ContextLoad load = balanced_load(lengths, ranks, costs);
     if (max_over_mean(load.cost) > 1.05 || !tokens_within(load, costs)) continue;
     const ContextBound bound = context_lower_bound(lengths, ranks, costs);
     met += bound.total > 0;

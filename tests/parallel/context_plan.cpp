@@ -37,7 +37,10 @@ ContextCosts random_costs(std::mt19937_64& random) {
   ContextCosts costs;
   costs.windows.clear();
   const size_t count = 1 + random() % 3;
-  for (size_t i = 0; i < count; ++i) costs.windows.push_back({all_windows[(random() % 2 + 2 * i) % all_windows.size()], 1 + static_cast<int64_t>(random() % 5)});
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t window = all_windows[std::min(random() % 2 + 2 * i, all_windows.size() - 1)];
+    costs.windows.push_back({window, 1 + static_cast<int64_t>(random() % 5)});
+  }
   costs.token_cost = random() % 2 ? 0 : static_cast<int64_t>(random() % 3000);
   costs.tile = random() % 2 ? 64 : 1 + static_cast<int64_t>(random() % 16);
   return costs;
@@ -143,7 +146,8 @@ BOOST_AUTO_TEST_CASE(the_same_request_gives_the_same_plan_and_another_one_anothe
     for (const ContextLayout layout : {ContextLayout::contiguous, ContextLayout::zigzag})
       for (const int64_t ranks : {1, 2, 4})
         for (const int64_t window : {0, 2})
-          for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::gather}) digests.push_back(plan_of(lengths, ranks, layout, exchange, window).digest);
+          for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::gather})
+            digests.push_back(plan_of(lengths, ranks, layout, exchange, window).digest);
   std::sort(digests.begin(), digests.end());
   BOOST_TEST(digests.size() == 4u * 2 * 3 * 2 * 2);
   BOOST_TEST((std::adjacent_find(digests.begin(), digests.end()) == digests.end()));
@@ -187,7 +191,8 @@ BOOST_AUTO_TEST_CASE(the_check_sees_broken_plans) {
     std::vector<ContextStep>& steps = plan.exchanges[0].steps;
     for (KeyTransfer& each : steps[1].transfers) steps[0].transfers.push_back(each);
     steps.erase(steps.begin() + 1);
-    std::sort(transfers(plan).begin(), transfers(plan).end(), [](const KeyTransfer& a, const KeyTransfer& b) { return std::pair(a.to, a.from) < std::pair(b.to, b.from); });
+    std::sort(transfers(plan).begin(), transfers(plan).end(),
+              [](const KeyTransfer& a, const KeyTransfer& b) { return std::pair(a.to, a.from) < std::pair(b.to, b.from); });
   }, {"step 0", "around the ring"});
   broken([&](ContextPlan& plan) { transfers(plan)[0].to = 7; }, {"rank 3 to rank 7"});
   broken([&](ContextPlan& plan) { plan.exchanges.push_back(plan.exchanges[0]); }, {"two exchanges"});

@@ -1,4 +1,4 @@
-// Rows of packed documents with heavy-tailed lengths, from fixed seeds: the same with every library.
+// Rows of packed documents with heavy-tailed lengths, from fixed seeds.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,8 @@
 
 namespace quire::test {
 
-/// Lognormal lengths of this mean before documents are cut to rows, at least 2 tokens. Sums of uniform words stand for a normal deviate: no library's distribution.
+/// Lognormal lengths of this mean before documents are cut to rows, at least 2 tokens. A sum of uniform numbers stands for a normal deviate,
+/// as the standard's distributions differ between libraries.
 class LognormalLengths {
  public:
   LognormalLengths(double mean, double sigma, uint64_t seed) : center_(std::log(mean) - sigma * sigma / 2), sigma_(sigma), random_(seed) {}
