@@ -29,15 +29,25 @@ const Tensor& ContextPass::record_of(KeyMessage& message) const {
 
 Tensor ContextPass::empty_record(const Tensor& expected) const { return Tensor::empty(rank(), expected.shape(), expected.dtype(), Category::data); }
 
-bool ContextPass::check_record(const Tensor& received, const Tensor& expected, Documents& documents) const {
-  // Equal bytes are equal documents of the same step, stage, microbatch and plan: nothing is to be read from them again.
-  if (!rank().computes() || std::memcmp(received.raw(), expected.raw(), static_cast<size_t>(expected.bytes())) == 0) return true;
-  if (!executor_.mismatch_) executor_.mismatch_ = {work_->stage, work_->microbatch, layer_};
-  try {
-    documents = read_boundary_record(received, documents.tokens()).documents;
-  } catch (const BoundaryError&) {
+ContextPass::ReceivedRuns ContextPass::runs_of(ContextStepWork& step, const std::vector<Tensor>& records) const {
+  std::optional<ContextStepWork> received;  // where it is not what is expected
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (!records[i].defined()) continue;
+    // Equal bytes are equal documents of the same step, stage, microbatch and plan: nothing is to be read from them again.
+    const Tensor& expected = record_of(step.receives[i]);
+    if (std::memcmp(records[i].raw(), expected.raw(), static_cast<size_t>(expected.bytes())) == 0) continue;
+    if (!executor_.mismatch_) executor_.mismatch_ = {work_->stage, work_->microbatch, layer_};
+    if (!received) received = ContextStepWork{.receives = step.receives};
+    Documents& documents = received->receives[i].documents;
+    try {
+      documents = read_boundary_record(records[i], documents.tokens()).documents;
+    } catch (const BoundaryError&) {
+      // No boundaries to compute with: the plan's.
+    }
   }
-  return false;
+  if (received) return {received_key_runs(*received), false};
+  if (step.key_runs == nullptr) step.key_runs = received_key_runs(step);
+  return {step.key_runs, true};
 }
 
 Tensor ContextPass::returned(const Tensor& gradients) const {

@@ -55,7 +55,7 @@ class HeadWalk {
     std::vector<Tensor> outputs;
     const std::vector<Request> back = receive_own(query_width_, q.dtype(), "outputs", outputs);
     for (const Request& request : arrivals) request.wait();
-    part.runs = runs_of(records);
+    part.runs = pass_.runs_of(tokens, records).runs;
 
     part.result = {Tensor::empty(rank(), {tokens.received, query_width_}, q.dtype()), Tensor::empty(rank(), {tokens.received, part_.heads}, accumulator_of(q.dtype()))};
     attention_partial(rank(), queries(part.inputs), keys(part.inputs), values(part.inputs), part.runs, part.runs, part_, part.result);
@@ -142,18 +142,6 @@ class HeadWalk {
   void send_back(const Tensor& all, const char* purpose) const {
     for (const KeyMessage& message : pass_.work().tokens.receives)
       if (message.peer != pass_.own_rank() && message.count > 0) pass_.send(rows_of(all, message), message.peer, MessageKind::head_parts, purpose);
-  }
-
-  /// The runs of all tokens, of the boundaries that came with them.
-  DocumentRuns runs_of(const std::vector<Tensor>& records) const {
-    ContextStepWork& tokens = pass_.work().tokens;
-    ContextStepWork received{.receives = tokens.receives};
-    bool expected = true;
-    for (size_t peer = 0; peer < records.size(); ++peer)
-      if (records[peer].defined() && !pass_.check_record(records[peer], tokens.receives[peer].record, received.receives[peer].documents)) expected = false;
-    if (!expected) return received_key_runs(received);
-    if (tokens.key_runs == nullptr) tokens.key_runs = received_key_runs(tokens);
-    return tokens.key_runs;
   }
 
   /// Each rank's sums over its query heads make up the columns of its key/value heads; those of ranks that share heads are added in the order of ranks.

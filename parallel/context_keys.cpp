@@ -51,13 +51,9 @@ class KeyWalk {
   void finish(size_t number, Arrival& arrival) const {
     ContextStepWork& step = (*steps_)[number];
     for (const Request& request : arrival.requests) request.wait();
-    ContextStepWork received{.receives = step.receives};
-    bool expected = true;
-    for (size_t i = 0; i < step.receives.size(); ++i)
-      if (!pass_.check_record(arrival.records[i], step.receives[i].record, received.receives[i].documents)) expected = false;
-    if (expected && step.key_runs == nullptr) step.key_runs = received_key_runs(step);
-    arrival.key_runs = expected ? step.key_runs : received_key_runs(received);
-    arrival.query_runs = expected ? step.query_runs : pass_.work().own_runs;
+    const ContextPass::ReceivedRuns received = pass_.runs_of(step, arrival.records);
+    arrival.key_runs = received.runs;
+    arrival.query_runs = received.expected ? step.query_runs : pass_.work().own_runs;
     arrival.records.clear();
     arrival.requests.clear();
   }

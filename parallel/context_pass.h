@@ -26,9 +26,13 @@ class ContextPass {
   const Tensor& record_of(KeyMessage& message) const;
   /// An empty record like `expected`.
   Tensor empty_record(const Tensor& expected) const;
-  /// Whether what was received is what was expected; if not, it is noted, and `documents` are set to those received if they can be computed with. Nothing is
-  /// thrown: all ranks refuse together at the step's end.
-  bool check_record(const Tensor& received, const Tensor& expected, Documents& documents) const;
+  /// The runs of a step's rows, of the records that came with them: records[i] for receives[i], undefined where nothing came. What is not as expected is noted,
+  /// and computed with if it can be; nothing is thrown: all ranks refuse together at the step's end.
+  struct ReceivedRuns {
+    DocumentRuns runs;
+    bool expected;
+  };
+  ReceivedRuns runs_of(ContextStepWork& step, const std::vector<Tensor>& records) const;
 
   /// Gradients that came back to their owner, in the order in which they are added to its rows.
   Tensor returned(const Tensor& gradients) const;
