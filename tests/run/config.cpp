@@ -95,6 +95,9 @@ pp = 2
 pp_schedule = "interleaved_1f1b"
 pp_chunks = 2
 pp_layers = [0, 2, 2, 1]
+cp = 5
+cp_layout = "zigzag"
+cp_exchange = "gather"
 watchdog_seconds = 5
 [checkpoint]
 interval = 10
@@ -279,8 +282,8 @@ BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
   BOOST_TEST((mesh_shape(one) == MeshShape{}));
   BOOST_TEST(one.stages() == 1);
   const Config config = everything_config();
-  BOOST_TEST((mesh_shape(config) == MeshShape{.pp = 2, .dp = 3}));
-  BOOST_TEST(mesh_shape(config).ranks() == 6);
+  BOOST_TEST((mesh_shape(config) == MeshShape{.pp = 2, .dp = 3, .cp = 5}));
+  BOOST_TEST(mesh_shape(config).ranks() == 30);
   BOOST_TEST(config.stages() == 4);
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved_1f1b"})
     BOOST_TEST(parse("", {"distributed.pp=4", "distributed.pp_schedule=" + schedule}).distributed.pp_schedule == schedule);
