@@ -33,7 +33,8 @@ struct ContextBenchResult {
 };
 
 /// Each round measures one rank, then every layout and exchange of two, and a ring that knows nothing of documents. A measurement counts where the processor made at least 90 % of its best
-/// multiply-adds per second before and after it; else it is made again, a few times.
+/// multiply-adds per second before and after it, and no
+/// rank waited for a processor for more than 2 % of it; else it is made again, a few times.
 ContextBenchResult bench_context(const ContextBenchOptions& options);
 
 }  // namespace quire::bench

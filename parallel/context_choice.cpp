@@ -83,8 +83,6 @@ ContextCandidate predict_context(const ContextPlan& plan, const Documents& whole
 
 ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ranks, const ContextModel& model, const ContextSpeeds& speeds,
                              std::optional<ContextLayout> layout, std::optional<ContextExchange> exchange) {
-  if (!(speeds.pairs_per_second > 0 && speeds.flops_per_second > 0 && speeds.bytes_per_second > 0 && speeds.seconds_per_message >= 0))
-    fail<StateError>("context", "speeds are {}; positive ones are needed", to_string(speeds));
   ContextChoice choice;
   for (const auto& [a, b] : preference)
     if ((!layout || *layout == a) && (!exchange || *exchange == b) && can_exchange(a, b, model.heads, model.kv_heads, ranks)) choice.candidates.push_back({a, b});
@@ -94,6 +92,14 @@ ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ra
     fail<ConfigError>("distributed.cp_exchange", "is heads with {} heads and {} key/value heads over {} ranks; heads must be a multiple of the ranks, key/value heads a multiple "
                       "or a divisor; allowed otherwise: ring, gather", model.heads, model.kv_heads, ranks);
   }
+  if (choice.candidates.size() == 1) {
+    choice.layout = choice.candidates.front().layout;
+    choice.exchange = choice.candidates.front().exchange;
+    choice.reason = fmt::format("{}: {}", choice.candidates.front().name(), layout && exchange ? "as given" : "the only one that can be");
+    return choice;
+  }
+  if (!(speeds.pairs_per_second > 0 && speeds.flops_per_second > 0 && speeds.bytes_per_second > 0 && speeds.seconds_per_message >= 0))
+    fail<StateError>("context", "speeds are {}; positive ones are needed", to_string(speeds));
   for (const Documents& whole : microbatches) {
     std::vector<int64_t> lengths;
     for (const DocumentRun& run : whole.runs()) lengths.push_back(run.length);
@@ -107,10 +113,6 @@ ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ra
   const auto chosen = std::ranges::find_if(choice.candidates, [&](const ContextCandidate& c) { return c.seconds <= best * (1 + context_choice_tie); });
   choice.layout = chosen->layout;
   choice.exchange = chosen->exchange;
-  if (choice.candidates.size() == 1) {
-    choice.reason = fmt::format("{}: as given", chosen->name());
-    return choice;
-  }
   const double per = 1e3 / static_cast<double>(std::max<size_t>(microbatches.size(), 1));
   choice.reason = fmt::format("{}: {:.3g} ms per microbatch predicted ({:.3g} of them waiting)", chosen->name(), chosen->seconds * per, chosen->exposed * per);
   for (const ContextCandidate& c : choice.candidates)

@@ -63,13 +63,9 @@ PlannedStep plan_step(const Config& config, int64_t step) {
 ContextReport report_planned(const Config& config, const PlannedStep& planned, int64_t microbatch) {
   const std::optional<ContextLayout> layout = asked_layout(config);
   const std::optional<ContextExchange> exchange = asked_exchange(config);
-  ContextChoice choice;
-  if (layout && exchange) {
-    choice = {*layout, *exchange, {}, fmt::format("{}, {}: as the config says", name_of(*layout), name_of(*exchange))};
-    return report_context(config, planned.microbatches, planned.step, microbatch, choice);
-  }
+  if (layout && exchange) return report_context(config, planned.microbatches, planned.step, microbatch, choose_context({}, config.distributed.cp, context_model(config), {}, layout, exchange));
   const ContextSpeeds speeds = local_speeds(config);
-  choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds, layout, exchange);
+  const ContextChoice choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds, layout, exchange);
   return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
 }
 
