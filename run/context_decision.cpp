@@ -14,25 +14,13 @@ namespace quire {
 
 namespace {
 
-constexpr size_t most_microbatches = 8;  ///< that are looked at
-
-std::optional<ContextLayout> given_layout(const Config& config) {
-  const std::string& name = config.distributed.cp_layout;
-  return name == "auto" ? std::nullopt : std::optional(context_layout_from(name));
-}
-
-std::optional<ContextExchange> given_exchange(const Config& config) {
-  const std::string& name = config.distributed.cp_exchange;
-  return name == "auto" ? std::nullopt : std::optional(context_exchange_from(name));
-}
-
 std::vector<Documents> first_microbatches(const Config& config, const std::shared_ptr<const Corpus>& corpus) {
   LoaderSettings settings = loader_settings(config);
   settings.prefetch = 0;
   settings.content = Content::documents;
   std::vector<Documents> result;
   for (const HostBatch& batch : Loader(corpus, settings).next_step().microbatches)
-    if (result.size() < most_microbatches) result.push_back(batch.documents);
+    if (result.size() < context_decision_microbatches) result.push_back(batch.documents);
   return result;
 }
 
@@ -48,6 +36,16 @@ ContextSpeeds shared_speeds(const Config& config, Rank& rank, Communicator& worl
 }
 
 }  // namespace
+
+std::optional<ContextLayout> asked_layout(const Config& config) {
+  if (config.distributed.cp_layout == "auto") return {};
+  return context_layout_from(config.distributed.cp_layout);
+}
+
+std::optional<ContextExchange> asked_exchange(const Config& config) {
+  if (config.distributed.cp_exchange == "auto") return {};
+  return context_exchange_from(config.distributed.cp_exchange);
+}
 
 bool is_context_open(const Config& config) {
   const Config::Distributed& d = config.distributed;
@@ -81,7 +79,7 @@ ContextDecision decide_context(const Config& config, Rank& rank, Communicator& w
   const bool recorded = world.rank() == 0 && recorded_decision(config, choices, decision);
   if (world.agree_on_largest(recorded ? 1 : 0) == 0) {
     const ContextSpeeds speeds = shared_speeds(config, rank, world);
-    const ContextChoice choice = choose_context(first_microbatches(config, corpus), config.distributed.cp, context_model(config), speeds, given_layout(config), given_exchange(config));
+    const ContextChoice choice = choose_context(first_microbatches(config, corpus), config.distributed.cp, context_model(config), speeds, asked_layout(config), asked_exchange(config));
     decision.layout = name_of(choice.layout);
     decision.exchange = name_of(choice.exchange);
     decision.line = "context: " + choice.reason;

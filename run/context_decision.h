@@ -1,13 +1,18 @@
 // What `auto` of cp_layout and cp_exchange stands for in a run.
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
 
 #include "data/corpus.h"
 #include "parallel/communicator.h"
+#include "parallel/context_plan.h"
 #include "run/config.h"
 
 namespace quire {
+
+/// Most microbatches of step 1 that are looked at.
+constexpr size_t context_decision_microbatches = 8;
 
 struct ContextDecision {
   std::string layout, exchange;                ///< as the keys are written
@@ -17,6 +22,9 @@ struct ContextDecision {
 
 /// The config with what was decided for it.
 Config with_decision(Config config, const ContextDecision& decision);
+/// What the config asks for: nothing where it says auto.
+std::optional<ContextLayout> asked_layout(const Config& config);
+std::optional<ContextExchange> asked_exchange(const Config& config);
 /// Whether there is anything to decide.
 bool is_context_open(const Config& config);
 

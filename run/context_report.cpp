@@ -113,16 +113,6 @@ Json json_of(const ContextLine& line) {
 
 }  // namespace
 
-std::optional<ContextLayout> asked_layout(const Config& config) {
-  if (config.distributed.cp_layout == "auto") return {};
-  return context_layout_from(config.distributed.cp_layout);
-}
-
-std::optional<ContextExchange> asked_exchange(const Config& config) {
-  if (config.distributed.cp_exchange == "auto") return {};
-  return context_exchange_from(config.distributed.cp_exchange);
-}
-
 std::string steps_text(double steps, ContextExchange exchange, int64_t ranks) {
   if (exchange == ContextExchange::heads) return steps > 0 ? "heads go to their ranks and return" : "no heads travel";
   return fmt::format("{:.3g} of {} steps made", steps, ranks - 1);

@@ -57,10 +57,6 @@ struct ContextReport {
   std::string to_json() const;  ///< one object
 };
 
-/// What the config asks for: nothing where it says auto.
-std::optional<ContextLayout> asked_layout(const Config& config);
-std::optional<ContextExchange> asked_exchange(const Config& config);
-
 /// For microbatch number `microbatch` of `step`, whose microbatches' documents are given. `choice`: what is in force, of choose_context. Throws ConfigError for a
 /// microbatch that the step does not have.
 ContextReport report_context(const Config& config, std::span<const Documents> microbatches, int64_t step, int64_t microbatch, const ContextChoice& choice,

@@ -2,14 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "parallel/communicator.h"
+#include "run/context_decision.h"
 #include "run/context_picture.h"
 #include "run/context_speeds.h"
 #include "run/data_source.h"
 #include "run/machine.h"
 #include "run/rank_options.h"
+#include "run/run_folder.h"
 #include "run/trainer.h"
 
 namespace quire {
@@ -50,6 +53,7 @@ PlannedStep plan_step(const Config& config, int64_t step) {
     const LoadedStep loaded = loader.next_step();
     if (loaded.empty()) fail<ConfigError>("plan", "step {} is asked for; the data ends after step {} (data.epochs)", step, i - 1);
     if (i == 1) planned.first_step = documents_of_step(loaded);
+    planned.first_step.resize(std::min(planned.first_step.size(), context_decision_microbatches));
     if (i < step) continue;
     planned.microbatches = documents_of_step(loaded);
     planned.rows = static_cast<int64_t>(loaded.plan.rows.size());
@@ -61,12 +65,15 @@ PlannedStep plan_step(const Config& config, int64_t step) {
 }
 
 ContextReport report_planned(const Config& config, const PlannedStep& planned, int64_t microbatch) {
-  const std::optional<ContextLayout> layout = asked_layout(config);
-  const std::optional<ContextExchange> exchange = asked_exchange(config);
-  if (layout && exchange) return report_context(config, planned.microbatches, planned.step, microbatch, choose_context({}, config.distributed.cp, context_model(config), {}, layout, exchange));
-  const ContextSpeeds speeds = local_speeds(config);
-  const ContextChoice choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds, layout, exchange);
-  return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
+  const auto report = [&](const Config& decided, const std::string& reason, const std::optional<ContextSpeeds>& speeds) {
+    ContextChoice choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds.value_or(ContextSpeeds{}), asked_layout(decided), asked_exchange(decided));
+    if (!reason.empty()) choice.reason = fmt::format("{}, {}: {}", name_of(choice.layout), name_of(choice.exchange), reason);
+    return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
+  };
+  if (!is_context_open(config)) return report(config, {}, {});
+  ContextDecision recorded;
+  if (!config.run.dir.empty() && recorded_decision(config, stored_choices(config.run.dir), recorded)) return report(with_decision(config, recorded), "as the run in " + config.run.dir + " began", {});
+  return report(config, {}, local_speeds(config));
 }
 
 std::string picture_of(const Config& config, const PlannedStep& planned, const ContextReport& report) {

@@ -80,11 +80,13 @@ bool RunFolder::store_config(const Config& config) {
   return before.has_value();
 }
 
-std::map<std::string, std::string> RunFolder::choices() const {
+std::map<std::string, std::string> RunFolder::choices() const { return stored_choices(path_, fs_); }
+
+std::map<std::string, std::string> stored_choices(const std::string& path, FileSystem& fs) {
   std::map<std::string, std::string> all;
-  const std::string name = file("choices.json");
-  if (!fs_.exists(name)) return all;
-  const nlohmann::json object = nlohmann::json::parse(read_text(fs_, name), nullptr, /*allow_exceptions=*/false);
+  const std::string name = path + "/choices.json";
+  if (!fs.exists(name)) return all;
+  const nlohmann::json object = nlohmann::json::parse(read_text(fs, name), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) fail<DataError>(name, "not a JSON object; allowed: the file that a run wrote, or none");
   for (const auto& [key, value] : object.items()) {
     if (!value.is_string()) fail<DataError>(name, "key \"{}\" is not a text", key);

@@ -57,6 +57,9 @@ class RunFolder {
   std::unique_ptr<File> metrics_;
 };
 
+/// The choices that a run folder holds; empty where it holds none. Throws DataError.
+std::map<std::string, std::string> stored_choices(const std::string& path, FileSystem& fs = disk());
+
 /// The config that a run folder holds, absolute paths included; nothing where it holds none.
 std::optional<Config> stored_config(const std::string& folder, FileSystem& fs = disk());
 

@@ -59,7 +59,7 @@ Transfers planned(const ContextPlan& plan, int64_t window) {
 
 }  // namespace
 
-BOOST_AUTO_TEST_SUITE(context_picture)
+BOOST_AUTO_TEST_SUITE(context_pictures)
 
 BOOST_AUTO_TEST_CASE(shows_every_rank_and_every_transfer) {
   std::mt19937_64 random(1);

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "run/context_costs.h"
+#include "run/context_decision.h"
 #include "run/context_speeds.h"
 #include "run/data_source.h"
 #include "run/planned_step.h"
@@ -74,7 +75,7 @@ LoadedStep step_of(const std::vector<Documents>& microbatches, const Config& con
 
 }  // namespace
 
-BOOST_AUTO_TEST_SUITE(context_report)
+BOOST_AUTO_TEST_SUITE(context_reports)
 
 BOOST_AUTO_TEST_CASE(costs_are_those_of_the_model) {
   const ContextCosts costs = context_costs(config_of());
