@@ -147,8 +147,8 @@ class PipelinePass {
       if (!training_) passages_.erase({action.stage - 1, action.microbatch});
     }
     const HostBatch& batch = host(action);
-    const std::vector<int32_t> tokens = action.stage == 0 ? own_values(batch.tokens, p) : std::vector<int32_t>();
-    const std::vector<int32_t> targets = action.stage == last_stage_ ? own_values(batch.targets, p) : std::vector<int32_t>();
+    const std::vector<int32_t> tokens = action.stage == 0 ? own_values("tokens", batch.tokens, action) : std::vector<int32_t>();
+    const std::vector<int32_t> targets = action.stage == last_stage_ ? own_values("targets", batch.targets, action) : std::vector<int32_t>();
     p.microbatch = Microbatch::make_stage(rank_, tokens, targets, std::move(documents));
     if (received && pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
     if (received && p.microbatch.documents != p.planned) note_mismatch(action);
@@ -156,11 +156,14 @@ class PipelinePass {
   }
 
   /// Tokens or targets of a microbatch that are this rank's.
-  std::vector<int32_t> own_values(const std::vector<int32_t>& all, const Passage& p) const {
+  std::vector<int32_t> own_values(const char* what, const std::vector<int32_t>& all, const Action& action) {
     if (pipeline_.context_ == nullptr || all.empty()) return all;
+    const Documents& whole = host(action).documents;
+    if (static_cast<int64_t>(all.size()) != whole.tokens()) fail<ShapeError>("microbatch", "{} {}, boundaries for {}", all.size(), what, whole.tokens());
+    const Documents& planned = passage(action.stage, action.microbatch).planned;
     std::vector<int32_t> own;
-    own.reserve(static_cast<size_t>(p.planned.tokens()));
-    for (const int32_t index : p.planned.indices()) own.push_back(all[static_cast<size_t>(index)]);
+    own.reserve(static_cast<size_t>(planned.tokens()));
+    for (const int32_t index : planned.indices()) own.push_back(all[static_cast<size_t>(index)]);
     return own;
   }
 

@@ -91,4 +91,30 @@ BOOST_AUTO_TEST_CASE(a_message_holds_activations_four_bytes_per_token_and_a_smal
   BOOST_TEST(run.traffic[MessageKind::activations].messages == boundaries * microbatches);
 }
 
+BOOST_AUTO_TEST_CASE(a_shard_travels_with_eight_bytes_per_token) {
+  Config config = pipeline_config(3);
+  config.distributed.cp = 2;
+  config.distributed.cp_layout = "zigzag";
+  const LayoutRun run = run_layout(resolved(config), product_corpus(false), {.steps = 1, .evaluate = false});
+  const int64_t tokens = run.steps[0].tokens, boundaries = 2, microbatches = 6, ranks = 2;
+  BOOST_TEST(run.traffic[MessageKind::activations].bytes == boundaries * tokens * config.model.dim * 4);  // together as much as one rank's
+  BOOST_TEST(run.traffic[MessageKind::boundaries].bytes == boundaries * (8 * tokens + 64 * microbatches * ranks));
+}
+
+BOOST_AUTO_TEST_CASE(boundaries_that_do_not_cover_the_row_are_refused_by_every_context_rank) {
+  Config config = pipeline_config(1);
+  config.distributed.cp = 3;
+  config = resolved(config);
+  for (const int64_t more : {-1, 1}) {
+    LayoutRunOptions options;
+    options.step = [more](Trainer& trainer, const LoadedStep& batch) {
+      LoadedStep other = batch;
+      const int64_t length = other.microbatches.at(0).documents.tokens() + more;
+      other.microbatches.at(0).documents = Documents::from_lengths(std::span(&length, 1));
+      return trainer.step(other);
+    };
+    check_error<ShapeError>([&] { run_layout(config, product_corpus(false), options); }, {"[microbatch]", "tokens, boundaries for"});
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()
