@@ -22,8 +22,8 @@ namespace {
 void check_runs(std::string_view what, const std::vector<DocumentRun>& runs, std::string_view name, const Tensor& tensor) {
   for (int64_t end = 0; const DocumentRun& run : runs) {
     if (run.local < end || run.length < 1 || int64_t{run.local} + run.length > tensor.size(0))
-      fail<ShapeError>("attention", "boundaries of {} [{}, {}) do not follow [.., {}) inside of {} {}", what, run.local, int64_t{run.local} + run.length, end, name,
-                       describe(tensor));
+      fail<ShapeError>("attention", "boundaries of {} [{}, {}) do not follow [.., {}) inside of {} {}", what, run.local, int64_t{run.local} + run.length, end,
+                       name, describe(tensor));
     end = int64_t{run.local} + run.length;
   }
 }
@@ -110,7 +110,8 @@ void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPa
   check_runs("rows", *runs, "out", into.out);
   if (!(into.out.shape() == other.out.shape()) || into.out.dtype() != other.out.dtype())
     fail<ShapeError>("attention_merge", "{} and {}", describe(into.out), describe(other.out));
-  dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, *runs, into.out.raw(), into.lse.raw(), other.out.raw(), other.lse.raw()});
+  dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, *runs, into.out.raw(), into.lse.raw(), other.out.raw(),
+                                    other.lse.raw()});
 }
 
 Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options) {

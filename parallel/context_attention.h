@@ -48,8 +48,8 @@ struct ContextWork final : MicrobatchWork {
   std::map<int64_t, std::vector<ContextStepWork>> steps;  ///< by window; `heads`: empty
   ContextStepWork tokens;      ///< `heads`: all tokens, a receive for every rank, this one included (`own` is what it sends); else empty
 };
-/// `rank`'s part of `plan`. `own`: the documents of its tokens as they reached it (a pipeline stage's are received): it masks and sends with them. What it expects to
-/// receive comes from `whole`.
+/// `rank`'s part of `plan`. `own`: the documents of its tokens as they reached it (a pipeline stage's are received): it masks and sends with them. What it
+/// expects to receive comes from `whole`.
 std::shared_ptr<ContextWork> make_context_work(std::shared_ptr<const ContextPlan> plan, int rank, const Documents& whole, const Documents& own);
 
 /// Changes what a rank is about to do, on purpose: controls of tests and of selfcheck.
@@ -77,7 +77,8 @@ class ContextAttention final : public AttentionExecutor {
   /// What it does with that microbatch; `own` as in make_context_work.
   std::shared_ptr<ContextWork> begin(const Documents& whole, const Documents& own, int64_t step, int64_t stage, int64_t microbatch);
   /// `microbatch.work` is what `begin` gave; q, k, v are of this rank's tokens.
-  Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) override;
+  Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch,
+               const AttentionOptions& options) override;
   /// Waits until everything sent has been received: at a pass' end.
   void finish();
 

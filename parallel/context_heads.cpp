@@ -1,5 +1,6 @@
-// The exchange in which tokens come to their heads (DeepSpeed-Ulysses: Jacobs et al., 2023): every rank computes attention of the whole microbatch for its share of
-// the heads. Order of a pair's messages, forward: boundaries, queries with keys and values, outputs; backward: gradients of outputs, of queries with keys and values.
+// The exchange in which tokens come to their heads (DeepSpeed-Ulysses: Jacobs et al., 2023): every rank computes attention of the whole microbatch for
+// its share of the heads. Order of a pair's messages, forward: boundaries, queries with keys and values, outputs; backward: gradients of outputs, then
+// those of queries, keys and values.
 #include <algorithm>
 #include <utility>
 
@@ -10,8 +11,9 @@ namespace quire {
 
 void check_head_exchange(int64_t heads, int64_t kv_heads, int64_t ranks) {
   if (heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0)) return;
-  fail<ConfigError>("context", "{} query heads and {} key/value heads can not be shared out to {} context ranks by the exchange 'heads'; allowed: query heads that are a "
-                    "multiple of the ranks, and key/value heads that are a multiple or a divisor of them; 'ring' and 'gather' take any heads", heads, kv_heads, ranks);
+  fail<ConfigError>("context", "{} query heads and {} key/value heads can not be shared out to {} context ranks by the exchange 'heads'; allowed: query "
+                    "heads that are a multiple of the ranks, and key/value heads that are a multiple or a divisor of them; 'ring' and 'gather' take any heads",
+                    heads, kv_heads, ranks);
 }
 
 namespace {
@@ -57,7 +59,8 @@ class HeadWalk {
     for (const Request& request : arrivals) request.wait();
     part.runs = pass_.runs_of(tokens, records).runs;
 
-    part.result = {Tensor::empty(rank(), {tokens.received, query_width_}, q.dtype()), Tensor::empty(rank(), {tokens.received, part_.heads}, accumulator_of(q.dtype()))};
+    part.result.out = Tensor::empty(rank(), {tokens.received, query_width_}, q.dtype());
+    part.result.lse = Tensor::empty(rank(), {tokens.received, part_.heads}, accumulator_of(q.dtype()));
     attention_partial(rank(), queries(part.inputs), keys(part.inputs), values(part.inputs), part.runs, part.runs, part_, part.result);
     send_back(part.result.out, "outputs");
     outputs[static_cast<size_t>(pass_.own_rank())] = rows_of(part.result.out, own());
@@ -88,7 +91,8 @@ class HeadWalk {
 
     const Tensor gradients = Tensor::zeros(rank(), inputs.shape(), accumulator);
     const Tensor delta = attention_delta(rank(), out, dout, part_);
-    attention_backward(rank(), queries(inputs), keys(inputs), values(inputs), runs, runs, dout, lse, delta, part_, queries(gradients), keys(gradients), values(gradients));
+    attention_backward(rank(), queries(inputs), keys(inputs), values(inputs), runs, runs, dout, lse, delta, part_, queries(gradients),
+                       keys(gradients), values(gradients));
     send_back(gradients, "gradients");
     parts[static_cast<size_t>(pass_.own_rank())] = rows_of(gradients, own());
     for (int peer = 0; peer < ranks_; ++peer) {

@@ -1,7 +1,7 @@
 // Exchanges in which keys and values come to the queries: step by step (ring), or once, kept for backward (gather).
 //
-// Order of a pair's messages, the same on both of its ranks. Forward: the keys and values of step 0, 1, ... Backward (K: keys and values, which only a ring sends again; G: their
-// gradients): K0, K1, G0, K2, G1, ... Every rank walks all steps of the plan by their numbers, also those that it has no part in.
+// Order of a pair's messages, the same on both of its ranks. Forward: the keys and values of step 0, 1, ... Backward (K: keys and values, which only a
+// ring sends again; G: their gradients): K0, K1, G0, K2, G1, ... Every rank walks all steps of the plan by their numbers, also those that it has no part in.
 #include <utility>
 
 #include "ops/elementwise.h"

@@ -118,7 +118,8 @@ void add_head_bytes(const ContextPlan& plan, const ContextModel& model, ContextB
   for (size_t r = 0; r < plan.shards.size(); ++r) {
     const int64_t own = tokens_of(plan.shards[r]), foreign = plan.tokens - own;
     const int64_t there = (queries + 2 * keys) * size, back = queries * size, gradients = (queries + 2 * keys) * wide;
-    const int64_t in = layers * (foreign * there + records - record(r) + own * others * back), out = layers * (others * (own * there + record(r)) + foreign * back);
+    const int64_t in = layers * (foreign * there + records - record(r) + own * others * back);
+    const int64_t out = layers * (others * (own * there + record(r)) + foreign * back);
     bytes.received_forward[r] += in;
     bytes.sent_forward[r] += out;
     bytes.received_backward[r] += (forwards - 1) * in + layers * (foreign * back + own * others * gradients);

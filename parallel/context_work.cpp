@@ -82,21 +82,25 @@ DocumentRuns received_key_runs(const ContextStepWork& step) {
 
 DocumentRuns queries_that_read(std::span<const DocumentRun> queries, std::span<const DocumentRun> keys, int64_t window) {
   std::vector<DocumentRun> sorted(keys.begin(), keys.end());
-  std::sort(sorted.begin(), sorted.end(), [](const DocumentRun& a, const DocumentRun& b) { return a.start != b.start ? a.start < b.start : a.global < b.global; });
+  std::sort(sorted.begin(), sorted.end(), [](const DocumentRun& a, const DocumentRun& b) {
+    return a.start != b.start ? a.start < b.start : a.global < b.global;
+  });
   auto result = std::make_shared<std::vector<DocumentRun>>();
   for (const DocumentRun& run : queries) {
     const int64_t run_end = int64_t{run.global} + run.length;
     int64_t done = run.global;  // queries before it are decided
+    bool joins = false;         // the result ends with queries of this run
     auto key = std::lower_bound(sorted.begin(), sorted.end(), run.start, [](const DocumentRun& k, int32_t start) { return k.start < start; });
     for (; key != sorted.end() && key->start == run.start && key->global < run_end; ++key) {
       // Key j is read by queries [j, j + window).
       const int64_t begin = std::max<int64_t>(done, key->global);
       const int64_t end = window == 0 ? run_end : std::min(run_end, int64_t{key->global} + key->length - 1 + window);
       if (begin >= end) continue;
-      if (!result->empty() && result->back().local + result->back().length == run.local + (begin - run.global) && result->back().start == run.start && begin > run.global)
+      if (joins && begin == done)
         result->back().length += static_cast<int32_t>(end - begin);
       else
         result->push_back({static_cast<int32_t>(run.local + (begin - run.global)), static_cast<int32_t>(begin), static_cast<int32_t>(end - begin), run.start});
+      joins = true;
       done = end;
     }
   }

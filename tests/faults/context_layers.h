@@ -17,9 +17,11 @@ struct ContextLayers {
 /// Passes on to another executor and writes down what goes in and out, forward and backward.
 class WatchedAttention final : public AttentionExecutor {
  public:
-  WatchedAttention(AttentionExecutor& inner, std::span<const int32_t> indices, std::vector<LayerAttention>& layers) : inner_(inner), indices_(indices), layers_(layers) {}
+  WatchedAttention(AttentionExecutor& inner, std::span<const int32_t> indices, std::vector<LayerAttention>& layers)
+      : inner_(inner), indices_(indices), layers_(layers) {}
 
-  Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch, const AttentionOptions& options) override {
+  Value attend(Tape& tape, int64_t layer, const Value& q, const Value& k, const Value& v, const Microbatch& microbatch,
+               const AttentionOptions& options) override {
     LayerAttention& all = layers_.at(static_cast<size_t>(layer));
     const Value watched[] = {watch(tape, q, all.q, all.dq), watch(tape, k, all.k, all.dk), watch(tape, v, all.v, all.dv)};
     Value out = inner_.attend(tape, layer, watched[0], watched[1], watched[2], microbatch, options);
@@ -72,7 +74,8 @@ inline ModelConfig context_config(int64_t heads = 4, int64_t kv_heads = 2) {
 inline ContextOptions context_options(const ModelConfig& config, ContextLayout layout, ContextExchange exchange) {
   ContextOptions options{layout, exchange, {.windows = {}, .tile = 8}};
   for (const int64_t window : {0, 6})
-    if (const auto layers = std::count(config.sliding_window.begin(), config.sliding_window.end(), window); layers > 0) options.costs.windows.push_back({window, layers});
+    if (const auto layers = std::count(config.sliding_window.begin(), config.sliding_window.end(), window); layers > 0)
+      options.costs.windows.push_back({window, layers});
   return options;
 }
 

@@ -63,7 +63,8 @@ BOOST_AUTO_TEST_CASE(every_layers_gradients_of_queries_keys_and_values_are_right
       const ContextLayers single = single_layers(config, DType::f64, batch), many = context_layers(config, DType::f64, batch, ranks, layout, exchange);
       BOOST_TEST(std::abs(many.loss - single.loss) <= 1e-11 * std::abs(single.loss));
       for (size_t layer = 0; layer < single.layers.size(); ++layer)
-        BOOST_TEST(difference(many.layers[layer], single.layers[layer]) <= 1e-11, name_of(layout) << ", " << name_of(exchange) << ", " << ranks << " ranks, layer " << layer);
+        BOOST_TEST(difference(many.layers[layer], single.layers[layer]) <= 1e-11,
+                   name_of(layout) << ", " << name_of(exchange) << ", " << ranks << " ranks, layer " << layer);
     }
 }
 

@@ -13,7 +13,8 @@ BOOST_AUTO_TEST_CASE(fewer_key_value_heads_than_ranks_are_right_29) {
       for (const int64_t heads : {ranks, 2 * ranks})
         for (const int64_t window : {0, 5}) {
           const AttentionOptions options{.heads = heads, .kv_heads = kv_heads, .head_dim = 3, .window = window};
-          const ContextCase c = context_case(random, random_lengths(random, 1 + static_cast<int64_t>(random() % 60), 8), options, ContextLayout::contiguous, ContextExchange::heads);
+          const std::vector<int64_t> lengths = random_lengths(random, 1 + static_cast<int64_t>(random() % 60), 8);
+          const ContextCase c = context_case(random, lengths, options, ContextLayout::contiguous, ContextExchange::heads);
           BOOST_TEST(largest_difference(run_ranks(c, ranks), run_single(c)) <= 1e-11, ranks << " ranks, " << heads << " and " << kv_heads << " heads");
         }
     }
@@ -42,8 +43,10 @@ BOOST_AUTO_TEST_CASE(gradients_of_shared_heads_are_summed_exactly_once_control_o
 }
 
 BOOST_AUTO_TEST_CASE(heads_that_do_not_fit_are_refused_29) {
-  for (const auto& [heads, kv_heads, ranks] : {std::array<int64_t, 3>{8, 8, 4}, {8, 2, 4}, {8, 1, 8}, {6, 3, 3}, {12, 12, 2}}) check_head_exchange(heads, kv_heads, ranks);
-  check_error<ConfigError>([] { check_head_exchange(6, 6, 4); }, {"[context]", "6 query heads and 6 key/value heads", "4 context ranks", "'heads'", "'ring' and 'gather'"});
+  for (const auto& [heads, kv_heads, ranks] : {std::array<int64_t, 3>{8, 8, 4}, {8, 2, 4}, {8, 1, 8}, {6, 3, 3}, {12, 12, 2}})
+    check_head_exchange(heads, kv_heads, ranks);
+  check_error<ConfigError>([] { check_head_exchange(6, 6, 4); },
+                           {"[context]", "6 query heads and 6 key/value heads", "4 context ranks", "'heads'", "'ring' and 'gather'"});
   check_error<ConfigError>([] { check_head_exchange(12, 6, 4); }, {"[context]", "12 query heads and 6 key/value heads", "multiple or a divisor"});
   check_error<ConfigError>([] { check_head_exchange(2, 1, 4); }, {"[context]", "2 query heads"});
   // Where nobody asked before, the executor refuses, on every rank alike.

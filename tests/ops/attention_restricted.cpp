@@ -151,7 +151,8 @@ BOOST_AUTO_TEST_CASE(runs_outside_of_their_tensors_are_refused) {
   const Tensor five = Tensor::zeros(rank, {5, 2}, DType::f64);
   const auto runs = [](std::vector<DocumentRun> list) { return std::make_shared<const std::vector<DocumentRun>>(std::move(list)); };
   const DocumentRuns good = runs({{0, 0, 5, 0}}), late = runs({{3, 3, 3, 0}}), twice = runs({{0, 0, 3, 0}, {2, 2, 2, 0}});
-  check_error<ShapeError>([&] { attention_partial(rank, five, five, five, late, good, options); }, {"[attention]", "boundaries of queries [3, 6)", "q (5,2) f64"});
+  check_error<ShapeError>([&] { attention_partial(rank, five, five, five, late, good, options); },
+                          {"[attention]", "boundaries of queries [3, 6)", "q (5,2) f64"});
   check_error<ShapeError>([&] { attention_partial(rank, five, five, five, twice, good, options); }, {"boundaries of queries [2, 4)", "[.., 3)"});
   check_error<ShapeError>([&] { attention_partial(rank, five, five, five, good, late, options); }, {"boundaries of keys [3, 6)", "k (5,2) f64"});
   const AttentionPartial small{Tensor::zeros(rank, {4, 2}, DType::f64), Tensor::zeros(rank, {4, 1}, DType::f64)};

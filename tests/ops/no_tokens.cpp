@@ -38,15 +38,17 @@ BOOST_AUTO_TEST_CASE(a_decoder_layer_of_operations_takes_none) {
     for (const BackwardMode mode : {BackwardMode::full, BackwardMode::input_only})
       for (const bool again : {false, true}) {
         Rank rank(RankOptions{.threads = 2, .poison = true});
-        Parameter table = sevens(rank, {11, 8}, dtype), gain = sevens(rank, {8}, dtype), head_gain = sevens(rank, {4}, dtype), q_weight = sevens(rank, {8, 8}, dtype),
-                  kv_weight = sevens(rank, {4, 8}, dtype), up = sevens(rank, {16, 8}, dtype), down = sevens(rank, {8, 16}, dtype), head = sevens(rank, {11, 8}, dtype);
+        Parameter table = sevens(rank, {11, 8}, dtype), head = sevens(rank, {11, 8}, dtype), gain = sevens(rank, {8}, dtype), head_gain = sevens(rank, {4}, dtype),
+                  q_weight = sevens(rank, {8, 8}, dtype), kv_weight = sevens(rank, {4, 8}, dtype), up = sevens(rank, {16, 8}, dtype),
+                  down = sevens(rank, {8, 16}, dtype);
         const RotaryTable rotation = make_rotary_table(rank, 4, 4, 10000, dtype);
         const Tensor none = Tensor::from<int32_t>(rank, {0}, std::span<const int32_t>());
         const DocumentRuns runs = shared_runs(Documents());
         const AttentionOptions options{.heads = 2, .kv_heads = 1, .head_dim = 4};
         const auto layer = [&](Tape& t, const Value& x) {
           const Value normed = rmsnorm(t, x, gain, 1e-6);
-          const Value q = rotary(t, rmsnorm(t, linear(t, normed, q_weight), head_gain, 1e-6), none, rotation), k = rotary(t, linear(t, normed, kv_weight), none, rotation);
+          const Value q = rotary(t, rmsnorm(t, linear(t, normed, q_weight), head_gain, 1e-6), none, rotation);
+          const Value k = rotary(t, linear(t, normed, kv_weight), none, rotation);
           const Value middle = add(t, x, attention(t, q, k, k, runs, options));
           return add(t, middle, linear(t, swiglu(t, linear(t, middle, up), linear(t, middle, up)), down));
         };

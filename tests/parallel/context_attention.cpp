@@ -90,8 +90,8 @@ BOOST_AUTO_TEST_CASE(f32_and_bf16_hold_the_rule) {
       }
       const double ulp = dtype == DType::bf16 ? 0x1p-7 : 0x1p-23;
       for (int i = 0; i < 4; ++i)
-        BOOST_TEST(errors[i].many <= std::max(2 * errors[i].single, 4 * ulp), name_of(layout) << ", " << name_of(exchange) << ", " << name_of(dtype) << ", result " << i
-                                                                                               << ": " << errors[i].many << " and " << errors[i].single);
+        BOOST_TEST(errors[i].many <= std::max(2 * errors[i].single, 4 * ulp),
+                   name_of(layout) << ", " << name_of(exchange) << ", " << name_of(dtype) << ", result " << i << ": " << errors[i].many << " and " << errors[i].single);
     }
 }
 

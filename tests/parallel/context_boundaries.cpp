@@ -80,7 +80,9 @@ BOOST_AUTO_TEST_CASE(received_boundaries_are_what_masks) {
                  v = rows_tensor(rank, c.v, whole.indices(), 4, DType::f64);
     const auto keys = std::make_shared<const std::vector<DocumentRun>>(std::vector<DocumentRun>{{10, 10, 3, 10}, {16, 16, 16, 10}});
     const std::vector<double> expected = attention_partial(rank, q, k, v, shared_runs(whole), keys, options).out.to_vector<double>();
-    const auto rows = [](const std::vector<double>& values, int64_t begin, int64_t end) { return std::vector<double>(values.begin() + begin * 8, values.begin() + end * 8); };
+    const auto rows = [](const std::vector<double>& values, int64_t begin, int64_t end) {
+      return std::vector<double>(values.begin() + begin * 8, values.begin() + end * 8);
+    };
     BOOST_TEST(relative_difference(rows(changed.out, 16, 32), rows(expected, 16, 32)) <= 1e-13);
     BOOST_TEST(relative_difference(rows(changed.out, 16, 32), rows(single.out, 16, 32)) > 1e-3);
     BOOST_TEST(relative_difference(rows(changed.out, 0, 16), rows(single.out, 0, 16)) <= 1e-13);
@@ -136,7 +138,9 @@ BOOST_AUTO_TEST_CASE(the_first_mismatch_is_kept_until_it_is_taken) {
     Microbatch microbatch;
     microbatch.work = executor.begin(whole, own, 4, 0, 6);
     Tape tape(rank, false);
-    const auto value = [&](const std::vector<double>& values, int64_t width) { return tape.constant(rows_tensor(rank, values, own.indices(), width, DType::f64)); };
+    const auto value = [&](const std::vector<double>& values, int64_t width) {
+      return tape.constant(rows_tensor(rank, values, own.indices(), width, DType::f64));
+    };
     for (int64_t layer = 0; layer < 4; ++layer) executor.attend(tape, layer, value(c.q, 8), value(c.k, 4), value(c.v, 4), microbatch, options);
     executor.finish();
     const auto mismatch = executor.take_mismatch();

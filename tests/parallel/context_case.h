@@ -38,7 +38,8 @@ struct ContextCase {
   int64_t key_width() const { return attention.kv_heads * attention.head_dim; }
 };
 
-inline ContextCase context_case(std::mt19937_64& random, std::vector<int64_t> lengths, const AttentionOptions& attention, ContextLayout layout, ContextExchange exchange) {
+inline ContextCase context_case(std::mt19937_64& random, std::vector<int64_t> lengths, const AttentionOptions& attention, ContextLayout layout,
+                                ContextExchange exchange) {
   ContextCase c{.lengths = std::move(lengths), .attention = attention};
   c.context = {layout, exchange, {.windows = {{attention.window, 1}}, .tile = 8}};
   const int64_t tokens = c.whole().tokens();
@@ -81,8 +82,8 @@ struct ContextResult {
   std::shared_ptr<const ContextPlan> plan;
 
   explicit ContextResult(const ContextCase& c, int ranks = 1)
-      : out(c.q.size()), dq(c.q.size()), dk(c.k.size()), dv(c.k.size()), forward_pairs(static_cast<size_t>(ranks)), backward_pairs(forward_pairs), saved_bytes(forward_pairs),
-        traffic(static_cast<size_t>(ranks)), mismatches(static_cast<size_t>(ranks)) {}
+      : out(c.q.size()), dq(c.q.size()), dk(c.k.size()), dv(c.k.size()), forward_pairs(static_cast<size_t>(ranks)), backward_pairs(forward_pairs),
+        saved_bytes(forward_pairs), traffic(static_cast<size_t>(ranks)), mismatches(static_cast<size_t>(ranks)) {}
 };
 
 using Attend = std::function<Value(Tape&, const Value&, const Value&, const Value&)>;
@@ -162,7 +163,9 @@ inline ContextResult run_ranks(const ContextCase& c, int ranks, const ContextRun
     const Documents own = executor.shard(whole);
     Microbatch microbatch;
     microbatch.work = executor.begin(whole, own, run.step, run.stage, run.microbatch);
-    const auto attend = [&](Tape& tape, const Value& q, const Value& k, const Value& v) { return executor.attend(tape, run.layer, q, k, v, microbatch, c.attention); };
+    const auto attend = [&](Tape& tape, const Value& q, const Value& k, const Value& v) {
+      return executor.attend(tape, run.layer, q, k, v, microbatch, c.attention);
+    };
     run_rows(rank, c, own.indices(), number, result, [&](Tape& tape, const Value& q, const Value& k, const Value& v) {
       return run.recomputes ? recomputed(tape, q, k, v, attend) : attend(tape, q, k, v);
     });

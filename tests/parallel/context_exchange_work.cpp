@@ -100,7 +100,8 @@ BOOST_AUTO_TEST_CASE(everything_sent_is_predicted) {
                 sent += entry.bytes;
                 messages += entry.messages;
               }
-              BOOST_TEST(sent == bytes.sent_forward[rank] + bytes.sent_backward[rank], name_of(layout) << ", " << name_of(exchange) << ", rank " << rank << ", " << name_of(dtype));
+              BOOST_TEST(sent == bytes.sent_forward[rank] + bytes.sent_backward[rank],
+                         name_of(layout) << ", " << name_of(exchange) << ", rank " << rank << ", " << name_of(dtype));
             }
             BOOST_TEST(messages == bytes.messages);
             BOOST_TEST(sum(bytes.received_forward) == sum(bytes.sent_forward));
@@ -117,7 +118,8 @@ BOOST_AUTO_TEST_CASE(a_step_that_nobody_needs_makes_no_message) {
     BOOST_TEST(largest_difference(many, run_single(apart)) <= 1e-11);
     for (const TrafficCounters& traffic : many.traffic)
       for (const TrafficCounters::Entry& entry : traffic.sent) BOOST_TEST(entry.messages == 0);
-    const ContextCase across = context_case(random, {7, 2, 7, 3, 5}, options, ContextLayout::contiguous, exchange);  // one token of the second rank is read by it alone
+    // The second document crosses a cut by one token.
+    const ContextCase across = context_case(random, {7, 2, 7, 3, 5}, options, ContextLayout::contiguous, exchange);
     const ContextResult some = run_ranks(across, 3);
     BOOST_TEST(some.traffic[0][MessageKind::keys_values].messages == (exchange == ContextExchange::ring ? 2 : 1));
     BOOST_TEST(some.traffic[1][MessageKind::keys_values].messages == 0);

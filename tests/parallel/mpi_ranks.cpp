@@ -146,8 +146,12 @@ void context(Communicator& world) {
       for (int microbatch = 0; microbatch < 3; ++microbatch) {
         Microbatch work;
         work.work = executor.begin(whole, own, 0, 0, microbatch);
-        const Results many = run(own.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) { return executor.attend(t, 0, q, k, v, work, options); });
-        const Results single = run(whole.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) { return attention(t, q, k, v, shared_runs(whole), options); });
+        const Results many = run(own.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) {
+          return executor.attend(t, 0, q, k, v, work, options);
+        });
+        const Results single = run(whole.indices(), microbatch, [&](Tape& t, const Value& q, const Value& k, const Value& v) {
+          return attention(t, q, k, v, shared_runs(whole), options);
+        });
         for (const auto& [mine, all] : {std::pair{many.out, single.out}, {many.dq, single.dq}, {many.dk, single.dk}, {many.dv, single.dv}}) {
           const std::vector<double> part = mine.to_vector<double>(), full = all.to_vector<double>();
           const size_t width = static_cast<size_t>(mine.size(1));
