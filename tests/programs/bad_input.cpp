@@ -47,7 +47,7 @@ void damage(const std::string& path, const std::function<std::string(std::string
 BOOST_AUTO_TEST_SUITE(bad_input)
 
 BOOST_AUTO_TEST_CASE(arguments) {
-  for (const char* name : {"train", "documents", "selfcheck", "generate", "prepare"}) {
+  for (const char* name : {"train", "documents", "selfcheck", "generate", "prepare", "plan"}) {
     check_refused(run_program({tool(name)}), {std::string("[") + name + "]", "required", "--help"}, name);
     check_refused(run_program({tool(name), "--nonsense"}), {std::string("[") + name + "]", "--help"}, name);
     BOOST_TEST(run_well({tool(name), "--help"}).out.find("Usage") != std::string::npos);
