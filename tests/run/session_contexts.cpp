@@ -33,6 +33,11 @@ BOOST_AUTO_TEST_CASE(context_ranks_write_the_records_of_one_process_to_rounding)
     run_training_ranks(many);
     check_close(many, one, layout.name());
   }
+  // Stages change no bit of what context ranks compute.
+  const Config plain = ranks_config(scratch, "plain", contexts(2, "zigzag ring"), kind), staged = ranks_config(scratch, "staged", contexts(2, "zigzag ring", 4), kind);
+  run_training_ranks(plain);
+  run_training_ranks(staged);
+  check_same_training(staged, plain, "four stages of two context ranks");
   // Control: other first weights.
   const Config other = ranks_config(scratch, "other", contexts(2), {"train.mixed_precision=f64", "model.tie_embeddings=true", "train.seed=5"});
   run_training_ranks(other);
