@@ -153,6 +153,7 @@ class PipelinePass {
     if (received && pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
     if (received && p.microbatch.documents != p.planned) note_mismatch(action);
     if (pipeline_.context_ != nullptr) p.microbatch.work = pipeline_.context_->begin(batch.documents, p.microbatch.documents, work_.step, action.stage, batch.index);
+    if (work_.begun) work_.begun(action.stage, action.microbatch, p.microbatch);
   }
 
   /// Tokens or targets of a microbatch that are this rank's.

@@ -31,6 +31,8 @@ struct PipelineWork {
   Tensor losses;                                              ///< [microbatches] f64, training only: filled where the last stage is held
   std::function<void(Parameter&, int use)> parameter_done;    ///< the tapes' hook
   std::function<void()> between;                              ///< after each computation
+  /// What a stage is about to work on, boundaries as received: tokens on the first stage, targets on the last.
+  std::function<void(int64_t stage, int64_t number, const Microbatch& microbatch)> begun;
   /// Instead of the loss in `Pipeline::forward`, on the last stage: hidden states after the final norm [T, dim] of this rank's tokens.
   std::function<void(int64_t number, const Tensor& hidden, const Microbatch& microbatch)> hidden;
   /// Training, on the first stage: gradient at the embedding's output [T, dim]; the embedding itself then gets none.

@@ -9,9 +9,8 @@ Documents one_document(const Documents& whole) {
   return Documents::from_lengths(std::span(&length, 1));
 }
 
-/// The same rank's work where the whole microbatch is one document.
-std::shared_ptr<ContextWork> joined(const ContextWork& work) {
-  const Documents whole = one_document(work.whole);
+/// The same rank's work where the microbatch has other boundaries.
+std::shared_ptr<ContextWork> work_for(const ContextWork& work, const Documents& whole) {
   auto plan = std::make_shared<ContextPlan>(*work.plan);
   for (KeyExchange& exchange : plan->exchanges) exchange = plan_key_exchange(whole, plan->shards, plan->exchange, exchange.window);
   const Documents own = documents_of(whole, plan->shards.at(static_cast<size_t>(work.rank)));
@@ -20,21 +19,13 @@ std::shared_ptr<ContextWork> joined(const ContextWork& work) {
 
 class Dropped final : public ContextTamper {
  public:
-  void prepared(ContextWork& work) override {
-    const std::shared_ptr<ContextWork> other = joined(work);
-    work.plan = other->plan;
-    work.whole = other->whole;
-    work.own = other->own;
-    work.own_runs = other->own_runs;
-    work.steps = other->steps;
-    work.tokens = other->tokens;
-  }
+  void prepared(ContextWork& work) override { take_for(work, one_document(work.whole)); }
 };
 
 class RingStep final : public ContextTamper {
  public:
   void prepared(ContextWork& work) override {
-    const std::shared_ptr<ContextWork> other = joined(work);
+    const std::shared_ptr<ContextWork> other = work_for(work, one_document(work.whole));
     work.plan = other->plan;
     work.steps = other->steps;
   }
@@ -47,6 +38,14 @@ class WrongOwner final : public ContextTamper {
 };
 
 }  // namespace
+
+void take_for(ContextWork& work, const Documents& whole) {
+  const std::shared_ptr<ContextWork> other = work_for(work, whole);
+  other->step = work.step;
+  other->stage = work.stage;
+  other->microbatch = work.microbatch;
+  work = *other;
+}
 
 std::unique_ptr<ContextTamper> make_context_tamper(const std::string& broken) {
   if (broken == "dropped") return std::make_unique<Dropped>();

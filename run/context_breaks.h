@@ -12,6 +12,9 @@ namespace quire {
 /// one document ("causal"). `dkv_owner`: gradients of received keys and values go to other tokens than theirs. nullptr for other names.
 std::unique_ptr<ContextTamper> make_context_tamper(const std::string& broken);
 
+/// From now on the rank does with a microbatch what it would do if these were its boundaries.
+void take_for(ContextWork& work, const Documents& whole);
+
 /// The names among them that an exchange can have and that let documents leak: `heads` receives in no steps.
 std::vector<std::string> context_leaks(ContextExchange exchange);
 

@@ -22,4 +22,13 @@ ContextCosts context_costs(const Config& config) {
   return costs;
 }
 
+ContextOptions context_options(const Config& config) {
+  const Config::Distributed& d = config.distributed;
+  ContextOptions options;
+  if (d.cp_layout != "auto") options.layout = context_layout_from(d.cp_layout);
+  if (d.cp_exchange != "auto") options.exchange = context_exchange_from(d.cp_exchange);
+  options.costs = context_costs(config);
+  return options;
+}
+
 }  // namespace quire

@@ -4,31 +4,29 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <functional>
+#include <limits>
 #include <mutex>
 
+#include "run/layout_breaks.h"
 #include "run/model_source.h"
-#include "run/pipeline_layout.h"
 #include "run/rank_options.h"
+#include "run/ring_step_leak.h"
+#include "run/shared_documents.h"
 #include "run/trainer.h"
 
 namespace quire {
 
 namespace {
 
-/// What a step came to.
-struct StepNumbers {
-  double loss = 0;
-  std::map<std::string, std::vector<double>> gradients;  ///< of all parameters, gathered
-  std::string refused;                                   ///< what the step itself said of received boundaries
-};
-
-/// A step small enough to be run twice, with enough microbatches for every stage and replica to be busy.
+/// A step small enough to be run twice, with enough microbatches for every stage and replica to be busy. Where context ranks add in another order than one process,
+/// in f32 instead of bf16, whose rounding is as large as what is looked for.
 Config parity_config(const Config& config) {
   Config result = config;
   const MeshShape shape = mesh_shape(config);
   const int64_t wanted = std::max({int64_t{4}, 2 * shape.dp, shape.pp * config.distributed.pp_chunks});
   result.train.global_batch_size = config.train.microbatch_size * std::min(config.microbatches(), wanted);
+  if (shape.cp > 1 && config.dtype() == DType::bf16) result.train.mixed_precision = "f32";
   return result;
 }
 
@@ -37,8 +35,23 @@ Config in_one_process(Config config) {
   return config;
 }
 
-/// A replica's part of the first step. Microbatches of a single document would show nothing of boundaries: it is cut in two, elsewhere in each of them.
-LoadedStep first_step(LoaderSettings settings, const BatchShare& share, const std::shared_ptr<const Corpus>& corpus) {
+/// Every second microbatch, or of a single one the second half, gets documents that ranks must share.
+void share_documents(LoadedStep& step, const Config& config) {
+  ContextPlanner planner(config.distributed.cp, context_sharing(config).options);
+  const bool single = static_cast<int64_t>(step.plan.rows.size()) <= config.train.microbatch_size;
+  for (HostBatch& host : step.microbatches) {
+    if (!single && host.index % 2 == 0) continue;
+    const int64_t tokens = host.documents.tokens(), begin = single ? tokens / 2 : 0;
+    std::vector<int64_t> before;
+    for (const DocumentRun& run : host.documents.runs())
+      if (run.local < begin) before.push_back(std::min<int64_t>(run.length, begin - run.local));
+    host.documents = shared_documents(planner, before, tokens, std::min(config.model.max_seq_len, config.train.seq_len));
+  }
+}
+
+/// A replica's part of the first step of `config`, which may be read for one process. Microbatches of a single document would show nothing of boundaries: it is cut in
+/// two, elsewhere in each of them.
+LoadedStep first_step(const Config& config, LoaderSettings settings, const BatchShare& share, const std::shared_ptr<const Corpus>& corpus) {
   settings.prefetch = 0;
   LoadedStep step = Loader(corpus, settings, share).next_step();
   for (HostBatch& host : step.microbatches) {
@@ -47,6 +60,7 @@ LoadedStep first_step(LoaderSettings settings, const BatchShare& share, const st
     const int64_t first = 1 + (tokens / 3 + host.index) % (tokens - 1);
     host.documents = Documents::from_lengths(std::vector<int64_t>{first, tokens - first});
   }
+  if (config.distributed.cp > 1) share_documents(step, config);
   return step;
 }
 
@@ -60,6 +74,18 @@ void take_rows_for_documents(LoadedStep& step) {
     }
     host.documents = Documents::from_lengths(lengths);
   }
+}
+
+/// What of a rank's batch is broken by `labels` and `denominator`.
+void break_targets(const std::string& broken, Trainer& trainer, LoadedStep& batch) {
+  if (!trainer.pipeline().holds_last() || (broken != "labels" && broken != "denominator")) return;
+  int64_t valid = 0;
+  for (HostBatch& host : batch.microbatches) {
+    const Documents own = trainer.context()->shard(host.documents);
+    valid += own_valid(host.targets, own);
+    if (broken == "labels") shift_own_targets(host.targets, own);
+  }
+  if (broken == "denominator") batch.plan.valid = std::max<int64_t>(valid * trainer.config().distributed.cp * trainer.share().count, 1);
 }
 
 /// One rank's part of a step; gradients that it speaks for go into `numbers`.
@@ -95,7 +121,7 @@ StepNumbers alone(const Config& config, const std::shared_ptr<const Corpus>& cor
   const Config single = in_one_process(config);
   Rank rank(rank_options(single));
   Trainer trainer(rank, single);
-  LoadedStep batch = first_step(trainer.loader_settings(), trainer.share(), corpus);
+  LoadedStep batch = first_step(config, trainer.loader_settings(), trainer.share(), corpus);
   if (rows_are_documents) take_rows_for_documents(batch);
   StepNumbers numbers;
   std::mutex mutex;
@@ -112,16 +138,16 @@ StepNumbers in_layout(const Config& config, const std::shared_ptr<const Corpus>&
     options.threads = std::max(1, options.threads / world.size());
     Rank rank(options);
     Trainer trainer(rank, config, &world);
-    const LoadedStep batch = first_step(trainer.loader_settings(), trainer.share(), corpus);
-    const std::unique_ptr<BoundaryTamper> tamper = make_tamper(rank, broken, batch.microbatches);
-    trainer.pipeline().set_tamper(tamper.get());
+    LoadedStep batch = first_step(config, trainer.loader_settings(), trainer.share(), corpus);
+    break_targets(broken, trainer, batch);
+    const LayoutBreak in_force(rank, broken, batch.microbatches, trainer.pipeline(), trainer.context());
     run_step(rank, trainer, batch, weights, mutex, numbers);
   });
   return numbers;
 }
 
 double tolerance_of(const Config& config) {
-  if (mesh_shape(config).dp == 1) return 0;  // the same bits
+  if (const MeshShape shape = mesh_shape(config); shape.dp * shape.cp == 1) return 0;  // the same bits
   switch (config.dtype()) {
     case DType::f64: return 1e-11;
     case DType::f32: return 1e-5;
@@ -129,14 +155,23 @@ double tolerance_of(const Config& config) {
   }
 }
 
-/// Largest difference of the loss and of each gradient, of the largest magnitude of what is compared.
-double difference(const StepNumbers& a, const StepNumbers& b) {
+/// Rounding of four units in the last place of the largest gradient is allowed everywhere.
+double noise_of(const Config& config) {
+  const double allowed = tolerance_of(config);
+  return allowed == 0 ? 0 : 4 * (config.dtype() == DType::f64 ? std::numeric_limits<double>::epsilon() : double{std::numeric_limits<float>::epsilon()}) / allowed;
+}
+
+/// Largest difference of the loss and of each gradient, of the largest magnitude of what is compared. A gradient whose terms cancel (of queries that meet one key alone, say)
+/// is mere rounding: the largest of all gradients, times `noise`, is the least that counts as its magnitude.
+double difference(const StepNumbers& a, const StepNumbers& b, double noise) {
   const auto relative = [](double off, double largest) { return off == 0 ? 0 : std::isfinite(off) ? off / largest : HUGE_VAL; };
-  double most = relative(std::abs(a.loss - b.loss), std::abs(b.loss));
+  double most = relative(std::abs(a.loss - b.loss), std::abs(b.loss)), all = 0;
+  for (const auto& [name, values] : b.gradients)
+    for (const double x : values) all = std::max(all, std::abs(x));
   for (const auto& [name, values] : b.gradients) {
     const auto found = a.gradients.find(name);
     if (found == a.gradients.end() || found->second.size() != values.size()) return HUGE_VAL;
-    double largest = 0, off = 0;
+    double largest = noise * all, off = 0;
     for (size_t i = 0; i < values.size(); ++i) {
       largest = std::max(largest, std::abs(values[i]));
       const double d = std::abs(found->second[i] - values[i]);
@@ -147,62 +182,103 @@ double difference(const StepNumbers& a, const StepNumbers& b) {
   return most;
 }
 
-CheckResult begin_result(std::string name, const Config& config) {
+}  // namespace
+
+LayoutParity::LayoutParity(const Config& config, std::shared_ptr<const Corpus> corpus, ModelSource* weights)
+    : given_(config), config_(parity_config(config)), corpus_(std::move(corpus)), weights_(weights), one_(alone(config_, corpus_, weights_, false)) {}
+
+CheckResult LayoutParity::begin_result(const char* name) const {
   CheckResult result;
-  result.name = std::move(name);
-  result.layout = Mesh(mesh_shape(config)).name();
-  result.backend = config.model.attention_backend;
+  result.name = name;
+  result.layout = Mesh(mesh_shape(given_)).name();
+  result.backend = given_.model.attention_backend;
   return result;
 }
 
-}  // namespace
-
-CheckResult parity_check(const Config& config, std::shared_ptr<const Corpus> corpus, ModelSource* weights, const std::string& broken) {
-  CheckResult result = begin_result("layout parity", config);
-  const Config small = parity_config(config);
-  const StepNumbers one = alone(small, corpus, weights, false), many = in_layout(small, corpus, weights, broken);
+CheckResult LayoutParity::check(const std::string& broken) const {
+  CheckResult result = begin_result("layout parity");
+  const StepNumbers many = in_layout(config_, corpus_, weights_, broken);
   if (!many.refused.empty()) {
-    result.max_difference = difference({one.loss, many.gradients, {}}, one);
+    result.max_difference = difference({one_.loss, many.gradients, {}}, one_, noise_of(config_));
     result.leaked_rows = 1;
     result.words = fmt::format("the step was refused: {}; its gradients differ by {:.1e} of the largest", many.refused, result.max_difference);
     return result;
   }
-  result.max_difference = difference(many, one);
-  result.passed = result.max_difference <= tolerance_of(config);
+  result.max_difference = difference(many, one_, noise_of(config_));
+  const double allowed = tolerance_of(config_);
+  result.passed = result.max_difference <= allowed;
   result.leaked_rows = result.passed ? 0 : 1;
-  if (result.max_difference == 0) result.words = fmt::format("loss and all {} gradients equal those of one process, to the bit", one.gradients.size());
-  else result.words = fmt::format("loss and {} gradients equal those of one process to {:.1e} of the largest; allowed: {:.0e}", one.gradients.size(), result.max_difference, tolerance_of(config));
+  const size_t count = one_.gradients.size();
+  if (result.max_difference == 0)
+    result.words = fmt::format("loss and all {} gradients equal those of one process, to the bit", count);
+  else if (result.passed)
+    result.words = fmt::format("loss and {} gradients equal those of one process to {:.1e} of the largest; allowed: {:.0e}", count, result.max_difference, allowed);
+  else
+    result.words = fmt::format("loss or gradients differ from those of one process by {:.1e} of the largest; allowed: {}", result.max_difference,
+                               allowed == 0 ? "nothing" : fmt::format("{:.0e}", allowed));
   return result;
 }
 
-bool parity_sees(const Config& config, const std::shared_ptr<const Corpus>& corpus, const std::string& broken) {
-  LoaderSettings settings = loader_settings(parity_config(config));
-  settings.content = Content::documents;
-  const int64_t replicas = mesh_shape(config).dp;
-  for (int64_t replica = 0; replica < replicas; ++replica) {
-    const LoadedStep step = first_step(settings, {replica, replicas}, corpus);
-    LoadedStep rows = step;
-    take_rows_for_documents(rows);
-    for (size_t i = 0; i < step.microbatches.size(); ++i) {
-      const Documents& own = step.microbatches[i].documents;
-      if (broken == "unpacked" && influence_reach(config.model) != 0 && rows.microbatches[i].documents.digest() != own.digest()) return true;
-      if (broken.starts_with("dropped") && own.runs().size() > 1) return true;
-      const size_t other = i ^ 1;  // as the tamper has it
-      if (broken == "swapped" && other < step.microbatches.size() && laid_over(step.microbatches[other].documents, own.tokens()).digest() != own.digest()) return true;
+CheckResult LayoutParity::unpacked_control() const {
+  CheckResult result = begin_result("control, unpacked: layout parity");
+  const StepNumbers unpacked = alone(config_, corpus_, weights_, true);
+  result.max_difference = difference(unpacked, one_, noise_of(config_));
+  result.passed = result.max_difference > 10 * std::max(tolerance_of(config_), 1e-9);
+  result.words = result.passed ? fmt::format("rows taken for one document each differ by {:.1e} of the largest: the check sees what packing is for", result.max_difference)
+                               : "rows taken for one document each give the same numbers: the check above proves nothing about documents";
+  return result;
+}
+
+namespace {
+
+/// Whether a context rank has other targets, or divides by another number, in that step.
+bool targets_differ(const LoadedStep& step, ContextPlanner& planner, int64_t replicas, const std::string& broken) {
+  for (int64_t rank = 0; rank < planner.ranks(); ++rank) {
+    int64_t valid = 0;
+    for (const HostBatch& host : step.microbatches) {
+      const Documents own = documents_of(host.documents, planner.plan(host.documents)->shards[static_cast<size_t>(rank)]);
+      valid += own_valid(host.targets, own);
+      std::vector<int32_t> targets = host.targets;
+      shift_own_targets(targets, own);
+      if (broken == "labels" && targets != host.targets) return true;
     }
+    if (broken == "denominator" && valid * planner.ranks() * replicas != step.plan.valid) return true;
   }
   return false;
 }
 
-CheckResult unpacked_control(const Config& config, std::shared_ptr<const Corpus> corpus, ModelSource* weights) {
-  CheckResult result = begin_result("control, unpacked: layout parity", config);
+/// Tokens that are all alike stay so through all layers, whomever they attend to.
+bool are_alike(const std::vector<int32_t>& tokens) { return std::adjacent_find(tokens.begin(), tokens.end(), std::not_equal_to<>()) == tokens.end(); }
+
+/// Whether a replica's part of the step shows it.
+bool step_sees(const Config& config, const LoadedStep& step, ContextPlanner& planner, const std::string& broken) {
+  if (broken == "labels" || broken == "denominator") return targets_differ(step, planner, mesh_shape(config).dp, broken);
+  LoadedStep rows = step;
+  take_rows_for_documents(rows);
+  for (size_t i = 0; i < step.microbatches.size(); ++i) {
+    const Documents& own = step.microbatches[i].documents;
+    const size_t other = i ^ 1;  // as the tamper has it
+    const auto plan = [&] { return planner.plan(own); };
+    const bool shows = !are_alike(step.microbatches[i].tokens);
+    if (broken == "unpacked" && shows && influence_reach(config.model) != 0 && rows.microbatches[i].documents.digest() != own.digest()) return true;
+    if (broken.starts_with("dropped") && own.runs().size() > 1) return true;
+    if (broken == "swapped" && other < step.microbatches.size() && laid_over(step.microbatches[other].documents, own.tokens()).digest() != own.digest()) return true;
+    if (broken == "ring_step" && shows && ring_step_leak(config.model, own, *plan())) return true;
+    if (broken == "dkv_owner" && shows && keys_travel(*plan())) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool parity_sees(const Config& config, const std::shared_ptr<const Corpus>& corpus, const std::string& broken) {
   const Config small = parity_config(config);
-  const StepNumbers packed = alone(small, corpus, weights, false), unpacked = alone(small, corpus, weights, true);
-  result.max_difference = difference(unpacked, packed);
-  result.passed = result.max_difference > 10 * std::max(tolerance_of(config), 1e-9);
-  result.words = result.passed ? fmt::format("rows taken for one document each differ by {:.1e} of the largest: the check sees what packing is for", result.max_difference)
-                               : "rows taken for one document each give the same numbers: the check above proves nothing about documents";
-  return result;
+  LoaderSettings settings = loader_settings(small);
+  ContextPlanner planner(small.distributed.cp, context_sharing(small).options);
+  const int64_t replicas = mesh_shape(small).dp;
+  for (int64_t replica = 0; replica < replicas; ++replica)
+    if (step_sees(small, first_step(small, settings, {replica, replicas}, corpus), planner, broken)) return true;
+  return false;
 }
 
 }  // namespace quire

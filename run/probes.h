@@ -1,6 +1,7 @@
 // What selfcheck asks of a layout: logits and gradients of a microbatch, as they are or with one thing broken on purpose.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,11 @@ struct ProbeMode {
   std::string broken;  ///< "" = as a training run would; else one of ProbeLayout::breaks()
 };
 
+/// A token and a document (number of a run) that it must not reach. -1: the usual ones show it.
+struct ProbeLeak {
+  int64_t place = -1, document = -1;
+};
+
 /// One way to carry out a model's passes: in one process, over pipeline stages, over context-parallel ranks. Results are gathered to the caller.
 class ProbeLayout {
  public:
@@ -31,11 +37,13 @@ class ProbeLayout {
   virtual std::string name() const = 0;
   /// What can be broken on purpose. Every one of them must make documents leak; each is run as a control.
   virtual std::vector<std::string> breaks() const = 0;
+  /// Where a row shows one of the breaks; nothing where that lets no token reach another document in this row.
+  virtual std::optional<ProbeLeak> leak_of(const ProbeInput& /*input*/, const std::string& /*broken*/) { return ProbeLeak{}; }
   /// Largest difference from each document alone, of the largest logit's magnitude.
   virtual double tolerance() const = 0;
   /// Logits [T, vocabulary].
   virtual std::vector<double> logits(const ProbeInput& input, const ProbeMode& mode) = 0;
-  /// Whether boundaries travel between ranks.
+  /// Whether boundaries travel between ranks, which compare them with the plan.
   virtual bool carries_records() const { return false; }
   /// Passes since the last call in which a rank received other boundaries than the plan's.
   virtual int64_t take_mismatches() { return 0; }

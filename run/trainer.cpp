@@ -42,15 +42,6 @@ PipelineStages stages_of(const Config& config) {
   return cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
 }
 
-ContextOptions context_options(const Config& config) {
-  const Config::Distributed& d = config.distributed;
-  ContextOptions options;
-  if (d.cp_layout != "auto") options.layout = context_layout_from(d.cp_layout);
-  if (d.cp_exchange != "auto") options.exchange = context_exchange_from(d.cp_exchange);
-  options.costs = context_costs(config);
-  return options;
-}
-
 }  // namespace
 
 LoaderSettings loader_settings(const Config& config) {

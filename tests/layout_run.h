@@ -107,22 +107,29 @@ inline std::string bit_difference(const LayoutRun& a, const LayoutRun& b) {
   return a.disagreements.empty() ? "" : a.disagreements.front();
 }
 
-/// Largest difference of losses, norms and gradients, of the largest magnitude of each.
-inline double largest_difference(const LayoutRun& a, const LayoutRun& b) {
+/// Largest difference of losses, norms and gradients, of the largest magnitude of each. A gradient whose terms cancel (of queries that meet one key alone) is mere rounding:
+/// the step's largest gradient, times `noise`, is the least that counts as its magnitude.
+inline double largest_difference(const LayoutRun& a, const LayoutRun& b, double noise = 0) {
   double most = 0;
-  const auto relative = [&](const std::vector<double>& x, const std::vector<double>& y) {
-    double off = 0, largest = 0;
+  const auto magnitude = [](const std::vector<double>& values) {
+    double largest = 0;
+    for (const double x : values) largest = std::max(largest, std::abs(x));
+    return largest;
+  };
+  const auto relative = [&](const std::vector<double>& x, const std::vector<double>& y, double least) {
+    double off = 0;
     for (size_t i = 0; i < y.size(); ++i) {
       const double d = std::abs(x.at(i) - y[i]);
       off = d <= off ? off : std::isnan(d) ? HUGE_VAL : d;
-      largest = std::max(largest, std::abs(y[i]));
     }
-    if (off > 0) most = std::max(most, off / largest);
+    if (off > 0) most = std::max(most, off / std::max(magnitude(y), least));
   };
   for (size_t i = 0; i < b.steps.size(); ++i) {
-    relative({a.steps.at(i).loss}, {b.steps[i].loss});
-    relative({a.steps[i].gradient_norm}, {b.steps[i].gradient_norm});
-    for (const auto& [name, values] : b.gradients.at(i)) relative(a.gradients.at(i).at(name), values);
+    relative({a.steps.at(i).loss}, {b.steps[i].loss}, 0);
+    relative({a.steps[i].gradient_norm}, {b.steps[i].gradient_norm}, 0);
+    double largest = 0;
+    for (const auto& [name, values] : b.gradients.at(i)) largest = std::max(largest, magnitude(values));
+    for (const auto& [name, values] : b.gradients.at(i)) relative(a.gradients.at(i).at(name), values, noise * largest);
   }
   return most;
 }

@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
   app.add_option("override", overrides, "settings instead of the file's: section.key=value")->type_name("KEY=VALUE");
   app.add_flag("--json", json, "print {\"passed\": ..., \"checks\": [...]} instead of the table");
   app.add_option("--break", options.broken, "break a property on purpose, so that the checks fail: dropped (attention loses the boundaries); with pipeline stages also "
-                 "dropped@stageK (stage K loses those it received) and swapped (stages use another microbatch's)")
+                 "dropped@stageK (stage K loses those it received) and swapped (stages use another microbatch's); with context ranks also ring_step (received keys are masked as one "
+                 "document), dkv_owner (gradients of keys and values go to other tokens), labels (targets are made after the cut) and denominator (each rank divides by its own targets)")
       ->check([](const std::string& name) { return name.empty() ? std::string("a name is missing") : std::string(); });
   app.add_option("--tokens", options.tokens, "most tokens of a probed row")->capture_default_str()->check(CLI::Range(int64_t{4}, int64_t{1} << 24));
   try {

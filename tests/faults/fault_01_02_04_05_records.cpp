@@ -5,7 +5,7 @@
 
 #include "layout_case.h"
 #include "parallel/boundary_record.h"
-#include "run/pipeline_layout.h"
+#include "run/layout_breaks.h"
 
 using namespace quire;
 using namespace quire::test;

@@ -19,7 +19,7 @@
 #include <tuple>
 
 #include "run/machine.h"
-#include "run/pipeline_layout.h"
+#include "run/layout_breaks.h"
 #include "runtime/digest.h"
 
 using namespace quire;

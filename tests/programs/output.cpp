@@ -143,4 +143,27 @@ BOOST_AUTO_TEST_CASE(selfcheck_reports_and_its_exit_status_is_the_verdict) {
   BOOST_TEST(!nlohmann::json::parse(broken.out).at("passed").get<bool>());
 }
 
+BOOST_AUTO_TEST_CASE(selfcheck_of_context_ranks_reads_half_and_each_break_ends_with_status_1) {
+  const std::vector<std::string> tiny{tool("selfcheck"), std::string(QUIRE_SOURCE_ROOT) + "/tools/configs/tiny.toml", "distributed.cp=2", "model.n_layers=2", "run.threads=1", "--tokens", "64"};
+  const ProgramResult good = run_well(tiny);
+  for (const char* words : {"leak probe, two equal documents", "cp 2 balanced ring", "50.0 % of rows changed: the two documents are kept apart", "100.0 % of rows are touched with the boundaries broken",
+                            "checks passed: documents are kept apart"})
+    BOOST_TEST(holds(good.out, words), words << "\n" << good.out);
+  BOOST_TEST(!holds(good.out, "FAILED"));
+  for (const auto& [name, reason] : std::vector<std::pair<std::string, std::string>>{{"ring_step", "received keys are masked as one document"}, {"labels", "lost their targets in the cut"},
+                                                                                     {"dkv_owner", "loss or gradients differ from those of one process"}, {"denominator", "each rank divides by its own targets"}}) {
+    std::vector<std::string> args = tiny;
+    args.insert(args.end(), {"--break", name});
+    const ProgramResult broken = run_program(args);
+    BOOST_TEST(broken.status == 1, name);
+    BOOST_TEST(broken.err == "", name);
+    BOOST_TEST(holds(broken.out, reason), name << "\n" << broken.out);
+    BOOST_TEST(holds(broken.out, "checks FAILED"), name);
+    BOOST_TEST(holds(broken.out, "FAILED layout parity"), name);
+  }
+  const ProgramResult unknown = run_program({tiny[0], tiny[1], "--break", "ring_step"});
+  BOOST_TEST(unknown.status == 1);
+  BOOST_TEST(holds(unknown.err, "distributed.cp to 2 or more"), unknown.err);
+}
+
 BOOST_AUTO_TEST_SUITE_END()

@@ -12,7 +12,7 @@
 #include "data/loader.h"
 #include "run/scratch.h"
 #include "run/layout_parity.h"
-#include "run/pipeline_layout.h"
+#include "run/layout_breaks.h"
 #include "run/trainer.h"
 #include "run/training_run.h"
 
@@ -323,6 +323,108 @@ BOOST_AUTO_TEST_CASE(a_layout_passes_on_data_with_little_to_see) {
       for (const std::string name : {"swapped", "unpacked"}) {
         const bool there = std::any_of(report.checks.begin(), report.checks.end(), [&](const CheckResult& c) { return c.name == "control, " + name + ": layout parity"; });
         BOOST_TEST(there == (report.table().find("'" + name + "' would change nothing") == std::string::npos), settings[0] << ": " << name);
+      }
+    }
+}
+
+/// Context ranks besides: layout and exchange as in "zigzag gather".
+std::vector<std::string> with_context(std::vector<std::string> overrides, int64_t cp, const std::string& how) {
+  const size_t space = how.find(' ');
+  overrides.insert(overrides.end(), {fmt::format("distributed.cp={}", cp), "distributed.cp_layout=" + how.substr(0, space), "distributed.cp_exchange=" + how.substr(space + 1)});
+  return overrides;
+}
+
+BOOST_AUTO_TEST_CASE(context_ranks_are_checked_by_probes_targets_and_parity_and_the_controls_see_the_leak) {
+  const Run run;
+  struct Expected {
+    std::vector<std::string> overrides;
+    std::string probed;
+  };
+  for (const Expected& expected :
+       {Expected{with_context(in_layout(1, 1), 2, "balanced ring"), "cp 2 balanced ring"}, Expected{with_context(in_layout(1, 1), 3, "zigzag gather"), "cp 3 zigzag gather"},
+        Expected{with_context(in_layout(2, 1), 2, "contiguous heads"), "pp 2 1f1b x cp 2 contiguous heads"},
+        Expected{with_context(in_layout(2, 2, "interleaved_1f1b", 2), 2, "zigzag ring"), "pp 2 interleaved_1f1b x 2 x cp 2 zigzag ring"}}) {
+    const Config config = run.config(expected.overrides);
+    const SelfcheckReport report = selfcheck(config, {.tokens = 40});
+    BOOST_TEST(report.passed(), report.table());
+    BOOST_TEST(layouts_of(report) == (std::set<std::string>{"single", expected.probed, Mesh(mesh_shape(config)).name()}), report.table());
+    const auto of_layout = [&](const std::string& name) {
+      const auto found = std::find_if(report.checks.begin(), report.checks.end(), [&](const CheckResult& c) { return c.name == name && c.layout == expected.probed; });
+      BOOST_REQUIRE_MESSAGE(found != report.checks.end(), name << "\n" << report.table());
+      return *found;
+    };
+    BOOST_TEST(of_layout("leak probe, two equal documents").changed_fraction == 0.5);
+    BOOST_TEST(of_layout("leak probe, two equal documents").words == "50.0 % of rows changed: the two documents are kept apart");
+    BOOST_TEST(of_layout("control, dropped: leak probe, two equal documents").changed_fraction == 1.0);
+    BOOST_TEST(of_layout("boundary records").passed);
+    BOOST_TEST(of_layout("targets, packed row").passed);
+    BOOST_TEST(of_layout("control, labels: targets, one document").leaked_rows > 0);
+    const PipelineStages stages = cut_into_stages(config.model, config.distributed.pp_schedule, config.distributed.pp, config.distributed.pp_chunks, {});
+    for (const std::string& name : leaking_breaks(stages, context_sharing(config))) BOOST_TEST(of_layout("control, " + name + ": leak probe, packed row").passed);
+    BOOST_TEST((find(report, "layout parity").max_difference > 0 && find(report, "layout parity").max_difference < 1e-5));  // keys travelled, and were added in another order
+    for (const std::string& name : training_breaks(context_sharing(config))) BOOST_TEST(find(report, "control, " + name + ": layout parity").max_difference > 1e-4);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_break_of_context_ranks_fails_the_checks_with_its_reason) {
+  const Run run;
+  for (const std::vector<std::string>& overrides : {with_context(in_layout(1, 1), 2, "balanced ring"), with_context(in_layout(2, 1), 2, "zigzag gather"), with_context(in_layout(1, 2), 2, "contiguous heads")}) {
+    const Config config = run.config(overrides);
+    const ContextSharing sharing = context_sharing(config);
+    const std::vector<std::string> leaking = leaking_breaks(cut_into_stages(config.model, "1f1b", config.distributed.pp, 1, {}), sharing);
+    for (const std::string& broken : leaking) {
+      const SelfcheckReport report = selfcheck(config, {.broken = broken, .tokens = 40});
+      BOOST_TEST(!report.passed(), broken);
+      for (const CheckResult& check : report.checks) {
+        const bool records = broken == "swapped" || broken.starts_with("dropped@");
+        if (is_control(check)) BOOST_TEST(check.passed, broken << ", " << check.name << ": " << check.words);
+        else if (check.name == "leak probe, packed row" || check.name == "gradient probe, packed row") BOOST_TEST(!check.passed, broken << ", " << check.name << ": " << check.words);
+        else if (check.name.starts_with("targets")) BOOST_TEST(check.passed, broken << ": " << check.words);
+        else if (check.name == "boundary records") BOOST_TEST(check.passed == !records, broken << ", " << check.words);
+        else if (check.name == "layout parity") BOOST_TEST(check.passed == (broken == "dropped" || !parity_sees(config, open_data(config).train, broken)), broken << ", " << check.words);
+      }
+    }
+    for (const std::string& broken : training_breaks(sharing)) {
+      const SelfcheckReport report = selfcheck(config, {.broken = broken, .tokens = 40});
+      BOOST_TEST(!report.passed(), broken);
+      BOOST_TEST(report.table().find("'" + broken + "' is broken on purpose (") != std::string::npos);
+      for (const CheckResult& check : report.checks) {
+        const bool of_targets = check.name.starts_with("targets");
+        if (of_targets && broken != "labels") BOOST_TEST(check.passed, broken << ": " << check.words);
+        if (check.name == "targets, one document" && broken == "labels") BOOST_TEST(!check.passed);
+        if (check.name == "layout parity") BOOST_TEST(!check.passed, broken << ": " << check.words);
+        if (is_control(check)) BOOST_TEST(check.passed, broken << ", " << check.name << ": " << check.words);
+      }
+    }
+  }
+  const auto refused = [&](const std::vector<std::string>& overrides, const std::string& broken, std::initializer_list<std::string> parts) {
+    check_error<ConfigError>([&] { selfcheck(run.config(overrides), {.broken = broken}); }, parts);
+  };
+  for (const char* broken : {"ring_step", "dkv_owner", "labels", "denominator"}) refused(in_layout(2, 1), broken, {"[selfcheck]", broken, "distributed.cp to 2 or more", "known: dropped, dropped@stage1, swapped"});
+  refused(with_context({}, 2, "contiguous heads"), "ring_step", {"distributed.cp_exchange", "known: dropped, dkv_owner, labels, denominator"});
+  refused(with_context({}, 2, "balanced ring"), "ring_steps", {"'ring_steps' is unknown", "did you mean 'ring_step'"});
+  refused(with_context({}, 2, "balanced ring"), "swapped", {"distributed.pp to 2 or more"});
+}
+
+BOOST_AUTO_TEST_CASE(context_ranks_pass_on_data_with_little_to_see) {
+  const std::string long_text(3000, 'a');
+  for (const auto& [text, settings] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {three_texts, {"data.pack_sequences=false", "train.microbatch_size=1"}},
+           {three_texts, {"train.microbatch_size=4", "train.mixed_precision=bf16"}},
+           {three_texts, {"model.sliding_window=1"}},
+           {three_texts, {"model.sliding_window=[0, 2, 5, 1]", "train.mixed_precision=f64"}},
+           {three_texts, {"train.seq_len=3", "train.microbatch_size=1"}},
+           {long_text, {"train.microbatch_size=1", "train.activation_checkpointing=full"}}})
+    for (const char* how : {"balanced ring", "zigzag ring", "contiguous heads"}) {
+      const Run run(text);
+      std::vector<std::string> overrides = with_context(in_layout(1, 1), 2, how);
+      overrides.insert(overrides.end(), settings.begin(), settings.end());
+      const SelfcheckReport report = selfcheck(run.config(overrides), {.tokens = 30});
+      BOOST_TEST(report.passed(), settings[0] << ", " << how << "\n" << report.table());
+      for (const std::string name : {"ring_step", "dkv_owner", "labels", "denominator", "unpacked"}) {
+        const bool there = std::any_of(report.checks.begin(), report.checks.end(), [&](const CheckResult& c) { return c.name == "control, " + name + ": layout parity"; });
+        const bool possible = name != "ring_step" || std::string(how) != "contiguous heads";
+        BOOST_TEST(there == (possible && report.table().find("'" + name + "' would change nothing") == std::string::npos), settings[0] << ", " << how << ": " << name);
       }
     }
 }
