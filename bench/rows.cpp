@@ -4,6 +4,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "data/best_fit.h"
 #include "runtime/error.h"
 #include "runtime/file.h"
 #include "runtime/random.h"
@@ -40,6 +41,30 @@ std::vector<int64_t> draw_row(const Lengths& lengths, int64_t tokens, int64_t ro
   std::vector<int64_t> drawn;
   for (int64_t left = tokens; left > 0; left -= drawn.back()) drawn.push_back(std::min(left, draw(lengths, row, static_cast<int64_t>(drawn.size()))));
   return drawn;
+}
+
+std::vector<std::vector<int64_t>> pack_rows(const Lengths& lengths, int64_t tokens, int64_t rows) {
+  constexpr size_t taken = 60;  // of a block
+  std::vector<std::vector<int64_t>> all;
+  for (int64_t block = 0; static_cast<int64_t>(all.size()) < rows; ++block) {
+    std::vector<int64_t> pieces;
+    int64_t sum = 0;
+    for (int64_t i = 0; sum < 100 * tokens || i < 1000; ++i)
+      for (int64_t left = draw(lengths, -1 - block, i); left > 0; left -= pieces.back()) {
+        pieces.push_back(std::min(left, tokens));
+        sum += pieces.back();
+      }
+    const std::vector<std::vector<int64_t>> bins = best_fit_decreasing(pieces, tokens);
+    const Permutation order(bins.size(), 1, stream_of(lengths.name) + static_cast<uint64_t>(block));
+    for (size_t i = 0; i < std::min(taken, bins.size()) && static_cast<int64_t>(all.size()) < rows; ++i) {
+      const std::vector<int64_t>& bin = bins[order(i)];
+      const Permutation inside(bin.size(), 2, all.size());
+      std::vector<int64_t> row;
+      for (size_t k = 0; k < bin.size(); ++k) row.push_back(pieces[static_cast<size_t>(bin[inside(k)])]);
+      if (10 * std::accumulate(row.begin(), row.end(), int64_t{0}) >= 9 * tokens) all.push_back(std::move(row));
+    }
+  }
+  return all;
 }
 
 std::vector<int64_t> draw_documents(const Lengths& lengths, int64_t tokens, int64_t documents) {
