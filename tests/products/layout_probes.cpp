@@ -34,7 +34,7 @@ const TestParameters& parameters() {
 
 const TestParameters& context_parameters() {
   static const TestParameters all{
-      {"model", {"plain", "window", "windows", "norms"}},
+      {"model", {"plain", "windows", "norms"}},
       {"schedule", {"1f1b", "interleaved_1f1b 2"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f32", "bf16", "f64"}},
@@ -47,9 +47,10 @@ const TestParameters& context_parameters() {
 
 /// 24 heads, which all of the rank numbers divide, and one key/value head where the model has one.
 Config context_config_of(const Combination& combination) {
-  Config config = layout_config(context_parameters(), combination);
-  config.distributed.cp = std::stoll(combination["cp"]);
-  std::istringstream(combination["context"]) >> config.distributed.cp_layout >> config.distributed.cp_exchange;
+  TestParameters others = context_parameters();  // the heads come first: not every exchange takes any
+  std::erase_if(others, [](const TestParameter& p) { return p.name == "cp" || p.name == "context"; });
+  Config config = layout_config(others, combination);
+  for (const char* name : {"cp", "context"}) set_layout_parameter(config, name, combination[name]);
   config.model.n_kv_heads = config.model.n_kv_heads == 1 ? 1 : 24;
   config.model.n_heads = 24;
   config.model.head_dim = 2;
@@ -69,8 +70,9 @@ class Probed {
   void check(std::map<std::string, int>& controls) {
     RanksLayout ranks(poisoned(), model_, stages_, forward_, context_sharing(config_));
     SingleLayout single(rank_, model_, forward_);
-    const ProbeRow packed = packed_probe_row(config_, layout_corpus(), 64);
-    std::vector<ProbeRow> rows{equal_probe_row(config_.model, packed.input, 64), packed};
+    const int64_t tokens = config_.distributed.cp == 1 ? 64 : 48;
+    const ProbeRow packed = packed_probe_row(config_, layout_corpus(), tokens);
+    std::vector<ProbeRow> rows{equal_probe_row(config_.model, packed.input, tokens), packed};
     if (ranks.planner() != nullptr && !keys_travel(*ranks.planner()->plan(packed.input.documents)))
       if (std::optional<ProbeRow> shared = shared_probe_row(config_.model, *ranks.planner(), packed.input)) rows.push_back(std::move(*shared));
     std::map<std::string, int> seen;
