@@ -43,7 +43,8 @@ LoadedStep step_of(const std::vector<int64_t>& lengths, int64_t vocabulary) {
   host.documents = Documents::from_lengths(lengths);
   host.rows = 1;
   const int64_t tokens = host.documents.tokens();
-  for (int64_t i = 0; i < tokens; ++i) host.tokens.push_back(static_cast<int32_t>(random_bits(2, 0, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocabulary)));
+  for (int64_t i = 0; i < tokens; ++i)
+    host.tokens.push_back(static_cast<int32_t>(random_bits(2, 0, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocabulary)));
   host.targets = host.tokens;
   host.valid = tokens;
   LoadedStep step;
@@ -84,7 +85,8 @@ Measurement measure(const Config& config, int ranks, const LoadedStep& step) {
     all[static_cast<size_t>(world.rank())] = {seconds, std::min(before, measure_peak_flops(rank)), waited};
   });
   Measurement slowest = all.front();
-  for (const Measurement& one : all) slowest = {std::max(slowest.seconds, one.seconds), std::min(slowest.probe, one.probe), std::max(slowest.queued, one.queued)};
+  for (const Measurement& one : all)
+    slowest = {std::max(slowest.seconds, one.seconds), std::min(slowest.probe, one.probe), std::max(slowest.queued, one.queued)};
   return slowest;
 }
 
@@ -139,12 +141,17 @@ ContextBenchResult bench_context(const ContextBenchOptions& options) {
   result.tokens = options.tokens;
   result.documents = static_cast<int64_t>(lengths.size());
   result.longest = std::ranges::max(lengths);
-  result.model = fmt::format("{} layers of width {}, {} heads ({} for keys) of {}, f32", config.model.n_layers, config.model.dim, config.model.n_heads, config.model.n_kv_heads,
-                             config.model.dim / config.model.n_heads);
+  result.model = fmt::format("{} layers of width {}, {} heads ({} for keys) of {}, f32", config.model.n_layers, config.model.dim,
+                             config.model.n_heads, config.model.n_kv_heads, config.model.dim / config.model.n_heads);
   const Config alone = resolved(config);
   config.distributed.cp = 2;
   std::vector<Candidate> candidates;
-  for (const auto& [layout, exchange] : {std::pair{"balanced", "ring"}, {"balanced", "gather"}, {"contiguous", "ring"}, {"contiguous", "gather"}, {"zigzag", "ring"}, {"zigzag", "gather"},
+  for (const auto& [layout, exchange] : {std::pair{"balanced", "ring"},
+                                         {"balanced", "gather"},
+                                         {"contiguous", "ring"},
+                                         {"contiguous", "gather"},
+                                         {"zigzag", "ring"},
+                                         {"zigzag", "gather"},
                                          {"contiguous", "heads"}}) {
     config.distributed.cp_layout = layout;
     config.distributed.cp_exchange = exchange;
@@ -173,19 +180,25 @@ ContextBenchResult bench_context(const ContextBenchOptions& options) {
 }
 
 std::string ContextBenchResult::table() const {
-  std::string text = fmt::format("training steps of one row of {} tokens in {} documents, the longest of {}; {}; one thread each, on {}\n\n", tokens, documents, longest, model, processor_name());
+  std::string text = fmt::format("training steps of one row of {} tokens in {} documents, the longest of {}; {}; one thread each, on {}\n\n", tokens,
+                                 documents, longest, model, processor_name());
   text += fmt::format("  {:<36}{:>12}{:>14}\n", "", "ms per step", "efficiency");
   text += fmt::format("  {:<36}{:>12.1f}{:>14}\n", "one rank", 1e3 * alone_median, "");
-  for (size_t i = 0; i < lines.size(); ++i) text += fmt::format("{} {:<36}{:>12.1f}{:>14.3f}\n", i == best ? '>' : ' ', lines[i].name, 1e3 * lines[i].median, lines[i].efficiency);
-  text += fmt::format("\nEfficiency: T(1 rank) / (2 x T(2 ranks)), medians of {}. Aim: 0.85, stretch 0.95; best: {} with {:.3f}.\n", alone.size(), lines[best].name, lines[best].efficiency);
+  for (size_t i = 0; i < lines.size(); ++i)
+    text += fmt::format("{} {:<36}{:>12.1f}{:>14.3f}\n", i == best ? '>' : ' ', lines[i].name, 1e3 * lines[i].median, lines[i].efficiency);
+  text += fmt::format("\nEfficiency: T(1 rank) / (2 x T(2 ranks)), medians of {}. Aim: 0.85, stretch 0.95; best: {} with {:.3f}.\n", alone.size(),
+                      lines[best].name, lines[best].efficiency);
   text += fmt::format("{} measurements were made again because the processor was disturbed{}.\n", repeated,
                       disturbed > 0 ? fmt::format("; {} count although it was: run it on a quieter machine", disturbed) : "");
   return text;
 }
 
 std::string ContextBenchResult::to_json() const {
-  nlohmann::ordered_json object = {{"tokens", tokens}, {"documents", documents}, {"longest", longest}, {"model", model}, {"alone_seconds", alone}, {"alone_median", alone_median},
-                                   {"best", lines[best].name}, {"repeated", repeated}, {"disturbed", disturbed}, {"lines", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json object = {{"tokens", tokens},         {"documents", documents},
+                                   {"longest", longest},       {"model", model},
+                                   {"alone_seconds", alone},   {"alone_median", alone_median},
+                                   {"best", lines[best].name}, {"repeated", repeated},
+                                   {"disturbed", disturbed},   {"lines", nlohmann::ordered_json::array()}};
   for (const ContextBenchLine& line : lines)
     object["lines"].push_back({{"name", line.name}, {"peer", line.peer}, {"seconds", line.seconds}, {"median", line.median}, {"efficiency", line.efficiency}});
   return object.dump();

@@ -32,9 +32,9 @@ struct ContextBenchResult {
   std::string to_json() const;
 };
 
-/// Each round measures one rank, then every layout and exchange of two, and a ring that knows nothing of documents. A measurement counts where the processor made at least 90 % of its best
-/// multiply-adds per second before and after it, and no
-/// rank waited for a processor for more than 2 % of it; else it is made again, a few times.
+/// Each round measures one rank, then every layout and exchange of two, and a ring that knows nothing of documents. A measurement counts where the
+/// processor made at least 90 % of its best multiply-adds per second before and after it, and no rank waited for a processor for more than 2 % of it;
+/// else it is made again, a few times.
 ContextBenchResult bench_context(const ContextBenchOptions& options);
 
 }  // namespace quire::bench

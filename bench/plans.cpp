@@ -57,8 +57,10 @@ void add_row(const std::vector<int64_t>& lengths, PlansCell& cell) {
   ContextCosts attention, step;
   step.token_cost = step_token_cost;
   const Documents whole = Documents::from_lengths(lengths);
-  const Measured contiguous = measure(lengths, whole, cell.ranks, ContextLayout::contiguous, attention), zigzag = measure(lengths, whole, cell.ranks, ContextLayout::zigzag, attention);
-  const Measured balanced = measure(lengths, whole, cell.ranks, ContextLayout::balanced, attention), whole_step = measure(lengths, whole, cell.ranks, ContextLayout::balanced, step);
+  const Measured contiguous = measure(lengths, whole, cell.ranks, ContextLayout::contiguous, attention),
+                 zigzag = measure(lengths, whole, cell.ranks, ContextLayout::zigzag, attention);
+  const Measured balanced = measure(lengths, whole, cell.ranks, ContextLayout::balanced, attention),
+                 whole_step = measure(lengths, whole, cell.ranks, ContextLayout::balanced, step);
   const ContextBound bound = context_lower_bound(lengths, cell.ranks, attention);
   const double ring = static_cast<double>((cell.ranks - 1) * whole.tokens());
   cell.documents += static_cast<double>(lengths.size());
@@ -84,9 +86,21 @@ void add_row(const std::vector<int64_t>& lengths, PlansCell& cell) {
   ++cell.rows;
 }
 
-constexpr double PlansCell::*summed[] = {&PlansCell::documents, &PlansCell::contiguous_pairs, &PlansCell::contiguous_received, &PlansCell::zigzag_pairs, &PlansCell::zigzag_received,
-                                         &PlansCell::document_zigzag_pairs, &PlansCell::balanced_pairs, &PlansCell::received, &PlansCell::busiest, &PlansCell::steps, &PlansCell::bound,
-                                         &PlansCell::bound_busiest, &PlansCell::step_cost, &PlansCell::step_pairs, &PlansCell::step_received};
+constexpr double PlansCell::*summed[] = {&PlansCell::documents,
+                                         &PlansCell::contiguous_pairs,
+                                         &PlansCell::contiguous_received,
+                                         &PlansCell::zigzag_pairs,
+                                         &PlansCell::zigzag_received,
+                                         &PlansCell::document_zigzag_pairs,
+                                         &PlansCell::balanced_pairs,
+                                         &PlansCell::received,
+                                         &PlansCell::busiest,
+                                         &PlansCell::steps,
+                                         &PlansCell::bound,
+                                         &PlansCell::bound_busiest,
+                                         &PlansCell::step_cost,
+                                         &PlansCell::step_pairs,
+                                         &PlansCell::step_received};
 
 /// Two threads, each with every other row; sums are added in a fixed order.
 PlansCell cell_of(const std::string& corpus, const std::vector<std::vector<int64_t>>& rows, int64_t tokens, int64_t ranks) {
@@ -158,14 +172,18 @@ PlansResult bench_plans(const PlansOptions& options) {
 namespace {
 
 std::string table_of(const std::vector<PlansCell>& cells) {
-  std::string text = "| lengths | row | cp | documents | contiguous pairs | keys | zigzag pairs | keys | per-document zigzag pairs (keys 100 %) | balanced pairs, mean (worst) | keys | bound | "
-                     "busiest rank / bound | steps | balanced, step: cost | pairs | keys |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+  std::string text =
+      "| lengths | row | cp | documents | contiguous pairs | keys | zigzag pairs | keys | per-document zigzag pairs (keys 100 %) | balanced pairs, "
+      "mean (worst) | keys | bound | "
+      "busiest rank / bound | steps | balanced, step: cost | pairs | keys |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
   for (const PlansCell& c : cells) {
     text += fmt::format("| {} | {} | {} | {:.0f} | {:.2f} | {:.1f} % | {:.2f} | {:.1f} % | {:.2f} | {:.2f} ({:.2f}{}) ", c.corpus,
-                        c.tokens % 1024 == 0 ? fmt::format("{}k", c.tokens / 1024) : std::to_string(c.tokens), c.ranks, c.documents, c.contiguous_pairs, c.contiguous_received,
-                        c.zigzag_pairs, c.zigzag_received, c.document_zigzag_pairs, c.balanced_pairs, c.worst_pairs, c.over_pairs > 0 ? fmt::format("; {} over", c.over_pairs) : "");
-    text += fmt::format("| {:.1f} %{} | {:.1f} % | {:.0f} / {:.0f} % | {:.1f} | {:.2f}{} | {:.2f} | {:.1f} %{} |\n", c.received, c.received_holds() ? "" : " (!)", c.bound, c.busiest, c.bound_busiest,
-                        c.steps, c.worst_step_cost, c.over_step > 0 ? fmt::format(" ({} over)", c.over_step) : "", c.step_pairs, c.step_received, c.step_holds() ? "" : " (!)");
+                        c.tokens % 1024 == 0 ? fmt::format("{}k", c.tokens / 1024) : std::to_string(c.tokens), c.ranks, c.documents,
+                        c.contiguous_pairs, c.contiguous_received, c.zigzag_pairs, c.zigzag_received, c.document_zigzag_pairs, c.balanced_pairs,
+                        c.worst_pairs, c.over_pairs > 0 ? fmt::format("; {} over", c.over_pairs) : "");
+    text += fmt::format("| {:.1f} %{} | {:.1f} % | {:.0f} / {:.0f} % | {:.1f} | {:.2f}{} | {:.2f} | {:.1f} %{} |\n", c.received,
+                        c.received_holds() ? "" : " (!)", c.bound, c.busiest, c.bound_busiest, c.steps, c.worst_step_cost,
+                        c.over_step > 0 ? fmt::format(" ({} over)", c.over_step) : "", c.step_pairs, c.step_received, c.step_holds() ? "" : " (!)");
   }
   return text;
 }
@@ -183,47 +201,93 @@ std::string aims_of(const std::vector<PlansCell>& cells) {
   const auto count = static_cast<int64_t>(cells.size());
   const auto verdict = [](bool holds) { return holds ? "holds" : "**does not hold**"; };
   std::string text = "| aim | found | |\n|---|---|---|\n";
-  text += fmt::format("| attention's pairs at most 1.05 of the mean on 99.9 % of rows | {} of {} rows are over | {} |\n", over, all, verdict(1000 * over <= all));
-  text += fmt::format("| tokens of every rank within 2 % of the mean, or one tile (a 16th of a shard where that is less), both ways | {} of {} rows are outside | {} |\n", outside, all,
-                      verdict(outside == 0));
-  text += fmt::format("| keys received at most 1.25 x bound + 5 % of a full ring, mean of the rows | {} of {} lines | {} |\n", received, count, verdict(received == count));
-  text += fmt::format("| a step's cost at most 1.05 of the mean on 99.9 % of rows | {} of {} rows are over | {} |\n", over_step, all, verdict(1000 * over_step <= all));
-  return text + fmt::format("| balanced for a step: no more keys than balanced for attention (to a tenth of a percent) | {} of {} lines | {} |\n", step, count, verdict(step == count));
+  text += fmt::format("| attention's pairs at most 1.05 of the mean on 99.9 % of rows | {} of {} rows are over | {} |\n", over, all,
+                      verdict(1000 * over <= all));
+  text += fmt::format(
+      "| tokens of every rank within 2 % of the mean, or one tile (a 16th of a shard where that is less), both ways | {} of {} rows are outside | {} "
+      "|\n",
+      outside, all, verdict(outside == 0));
+  text += fmt::format("| keys received at most 1.25 x bound + 5 % of a full ring, mean of the rows | {} of {} lines | {} |\n", received, count,
+                      verdict(received == count));
+  text += fmt::format("| a step's cost at most 1.05 of the mean on 99.9 % of rows | {} of {} rows are over | {} |\n", over_step, all,
+                      verdict(1000 * over_step <= all));
+  return text + fmt::format("| balanced for a step: no more keys than balanced for attention (to a tenth of a percent) | {} of {} lines | {} |\n",
+                            step, count, verdict(step == count));
 }
 
 }  // namespace
 
 std::string PlansResult::markdown() const {
-  std::string text = fmt::format("# Context plans: balance and traffic\n\nPrinted by `build/tools/bench plans` from the root of a checkout. {} rows a line, of documents drawn from the lengths in `bench/lengths` (four "
-                                 "lognormal distributions by their mean; Debian's fortunes, in bytes) and packed by best-fit decreasing.\n\n", packed.empty() ? 0 : packed.front().rows);
-  text += "Pairs: query-key pairs of the busiest rank over the mean of all (1.00 is even). Keys: rows of keys and values that ranks receive in forward, in percent of a full ring, where everybody "
-          "gets every key. `ring` and `gather` receive the same rows; a ring makes the steps shown, of cp - 1, a gather one. *Full rings* of contiguous and zigzag have the same pairs and 100 % of the keys, "
-          "as has per-document zigzag, which other systems use. *Bound*: the least that any plan as balanced must receive (a relaxation). *Balanced, step*: balanced for a whole step of a model of width "
-          "4,096 instead of attention alone; cost: of the busiest rank over the mean, worst row. (!): an aim is missed.\n\n";
+  std::string text = fmt::format(
+      "# Context plans: balance and traffic\n\nPrinted by `build/tools/bench plans` from the root of a checkout. {} rows a line, of documents drawn "
+      "from the lengths in `bench/lengths` (four "
+      "lognormal distributions by their mean; Debian's fortunes, in bytes) and packed by best-fit decreasing.\n\n",
+      packed.empty() ? 0 : packed.front().rows);
+  text +=
+      "Pairs: query-key pairs of the busiest rank over the mean of all (1.00 is even). Keys: rows of keys and values that ranks receive in forward, "
+      "in percent of a full ring, where everybody "
+      "gets every key. `ring` and `gather` receive the same rows; a ring makes the steps shown, of cp - 1, a gather one. *Full rings* of contiguous "
+      "and zigzag have the same pairs and 100 % of the keys, "
+      "as has per-document zigzag, which other systems use. *Bound*: the least that any plan as balanced must receive (a relaxation). *Balanced, "
+      "step*: balanced for a whole step of a model of width "
+      "4,096 instead of attention alone; cost: of the busiest rank over the mean, worst row. (!): an aim is missed.\n\n";
   text += table_of(packed) + "\n## What was aimed at\n\n" + aims_of(packed);
-  text += "\n## Rows as they are drawn\n\nWithout packing, until a row is full, the last document cut: a row's longest document then often holds most of its pairs beside few tokens.\n\n" + aims_of(drawn);
+  text +=
+      "\n## Rows as they are drawn\n\nWithout packing, until a row is full, the last document cut: a row's longest document then often holds most of "
+      "its pairs beside few tokens.\n\n" +
+      aims_of(drawn);
   std::vector<PlansCell> missed;
   for (const PlansCell& c : drawn)
     if (c.over_pairs > 0 || c.outside_tokens > 0 || !c.received_holds() || c.over_step > 0 || !c.step_holds()) missed.push_back(c);
   if (!missed.empty()) text += "\nThe lines that miss an aim:\n\n" + table_of(missed);
-  text += "\n## Exchange by heads\n\nWhat a rank receives does not depend on documents; in percent of a full ring's bytes, for 32 heads, 8 of them for keys, forward:";
+  text +=
+      "\n## Exchange by heads\n\nWhat a rank receives does not depend on documents; in percent of a full ring's bytes, for 32 heads, 8 of them for "
+      "keys, forward:";
   for (const auto& [ranks, value] : heads) text += value < 0 ? fmt::format(" cp {}: heads do not fit;", ranks) : fmt::format(" cp {}: {:.0f} %;", ranks, value);
   text.back() = '.';
-  text += fmt::format("\n\n## Planning\n\n131,072 tokens in 5,000 documents over 64 ranks, milliseconds of 20 plans on one core ({}):\n\n| lengths | best | median | worst |\n|---|--:|--:|--:|\n", processor_name());
-  for (const PlanningTime& time : times) text += fmt::format("| {} | {:.2f} | {:.2f} | {:.2f} |\n", time.corpus, 1e3 * time.best, 1e3 * time.median, 1e3 * time.worst);
+  text += fmt::format(
+      "\n\n## Planning\n\n131,072 tokens in 5,000 documents over 64 ranks, milliseconds of 20 plans on one core ({}):\n\n| lengths | best | median | "
+      "worst |\n|---|--:|--:|--:|\n",
+      processor_name());
+  for (const PlanningTime& time : times)
+    text += fmt::format("| {} | {:.2f} | {:.2f} | {:.2f} |\n", time.corpus, 1e3 * time.best, 1e3 * time.median, 1e3 * time.worst);
   return text;
 }
 
 std::string PlansResult::to_json() const {
-  nlohmann::ordered_json object = {{"packed", nlohmann::ordered_json::array()}, {"drawn", nlohmann::ordered_json::array()}, {"planning", nlohmann::ordered_json::array()}, {"heads_received_percent", nlohmann::ordered_json::object()}};
+  nlohmann::ordered_json object = {{"packed", nlohmann::ordered_json::array()},
+                                   {"drawn", nlohmann::ordered_json::array()},
+                                   {"planning", nlohmann::ordered_json::array()},
+                                   {"heads_received_percent", nlohmann::ordered_json::object()}};
   for (const auto& [name, cells] : {std::pair{"packed", &packed}, {"drawn", &drawn}})
     for (const PlansCell& c : *cells)
-      object[name].push_back({{"corpus", c.corpus}, {"tokens", c.tokens}, {"ranks", c.ranks}, {"rows", c.rows}, {"documents", c.documents}, {"contiguous_pairs", c.contiguous_pairs},
-                               {"contiguous_received", c.contiguous_received}, {"zigzag_pairs", c.zigzag_pairs}, {"zigzag_received", c.zigzag_received},
-                               {"document_zigzag_pairs", c.document_zigzag_pairs}, {"balanced_pairs", c.balanced_pairs}, {"worst_pairs", c.worst_pairs}, {"received", c.received},
-                               {"busiest", c.busiest}, {"steps", c.steps}, {"bound", c.bound}, {"bound_busiest", c.bound_busiest}, {"step_cost", c.step_cost}, {"worst_step_cost", c.worst_step_cost},
-                               {"step_pairs", c.step_pairs}, {"step_received", c.step_received}, {"over_pairs", c.over_pairs}, {"outside_tokens", c.outside_tokens}, {"over_step", c.over_step}});
-  for (const PlanningTime& time : times) object["planning"].push_back({{"corpus", time.corpus}, {"best_seconds", time.best}, {"median_seconds", time.median}, {"worst_seconds", time.worst}});
+      object[name].push_back({{"corpus", c.corpus},
+                              {"tokens", c.tokens},
+                              {"ranks", c.ranks},
+                              {"rows", c.rows},
+                              {"documents", c.documents},
+                              {"contiguous_pairs", c.contiguous_pairs},
+                              {"contiguous_received", c.contiguous_received},
+                              {"zigzag_pairs", c.zigzag_pairs},
+                              {"zigzag_received", c.zigzag_received},
+                              {"document_zigzag_pairs", c.document_zigzag_pairs},
+                              {"balanced_pairs", c.balanced_pairs},
+                              {"worst_pairs", c.worst_pairs},
+                              {"received", c.received},
+                              {"busiest", c.busiest},
+                              {"steps", c.steps},
+                              {"bound", c.bound},
+                              {"bound_busiest", c.bound_busiest},
+                              {"step_cost", c.step_cost},
+                              {"worst_step_cost", c.worst_step_cost},
+                              {"step_pairs", c.step_pairs},
+                              {"step_received", c.step_received},
+                              {"over_pairs", c.over_pairs},
+                              {"outside_tokens", c.outside_tokens},
+                              {"over_step", c.over_step}});
+  for (const PlanningTime& time : times)
+    object["planning"].push_back(
+        {{"corpus", time.corpus}, {"best_seconds", time.best}, {"median_seconds", time.median}, {"worst_seconds", time.worst}});
   for (const auto& [ranks, value] : heads)
     if (value >= 0) object["heads_received_percent"][std::to_string(ranks)] = value;
   return object.dump();

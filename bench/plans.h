@@ -37,7 +37,8 @@ struct PlanningTime {
 struct PlansResult {
   std::vector<PlansCell> packed, drawn;              ///< rows of best-fit packing; of documents as they are drawn
   std::vector<PlanningTime> times;                   ///< 131,072 tokens in 5,000 documents over 64 ranks
-  std::vector<std::pair<int64_t, double>> heads;     ///< ranks and what a rank receives under `heads`, worth in percent of a full ring: 32 heads, 8 of keys, f32
+  /// Ranks, and what one of them receives under `heads`, worth in percent of a full ring: 32 heads, 8 of keys, f32.
+  std::vector<std::pair<int64_t, double>> heads;
   std::string markdown() const;
   std::string to_json() const;
 };

@@ -17,8 +17,8 @@ std::vector<Lengths> read_lengths(const std::string& folder);
 /// Documents drawn until the row is full, the last one cut. Integers alone: random_bits(1, name, row, number of the document).
 std::vector<int64_t> draw_row(const Lengths& lengths, int64_t tokens, int64_t row);
 
-/// Rows as best-fit packing makes them: blocks of drawn documents, longer ones cut, packed by best-fit decreasing; of each block some rows that are at least 90 % full, in a drawn order, as
-/// are the documents in them.
+/// Rows as best-fit packing makes them: blocks of drawn documents, longer ones cut, packed by best-fit decreasing; of each block some rows that are
+/// at least 90 % full, in a drawn order, as are the documents in them.
 std::vector<std::vector<int64_t>> pack_rows(const Lengths& lengths, int64_t tokens, int64_t rows);
 
 /// So many documents, scaled to make so many tokens.

@@ -41,7 +41,8 @@ Seconds ring_seconds(const std::vector<ContextStepLoad>& steps, bool keys_again,
                 2 * std::max(step.received_messages, step.sent_messages));
   };
   const auto gradients = [&](const ContextStepLoad& step) {
-    return link(step.sent_rows * model.row_gradient_bytes(), step.received_rows * model.row_gradient_bytes(), std::max(step.received_messages, step.sent_messages));
+    return link(step.sent_rows * model.row_gradient_bytes(), step.received_rows * model.row_gradient_bytes(),
+                std::max(step.received_messages, step.sent_messages));
   };
   const double forwards = model.recomputes ? 2 : 1;
   Seconds seconds;
@@ -74,8 +75,10 @@ ContextCandidate predict_context(const ContextPlan& plan, const Documents& whole
     const ContextBytes bytes = bytes_of(plan, whole, model);
     const double messages = static_cast<double>(bytes.messages) / static_cast<double>(plan.ranks);
     for (size_t r = 0; r < ranks.size(); ++r)
-      ranks[r].exposed += static_cast<double>(std::max(bytes.received_forward[r], bytes.sent_forward[r]) + std::max(bytes.received_backward[r], bytes.sent_backward[r])) /
-                          speeds.bytes_per_second + messages * speeds.seconds_per_message;
+      ranks[r].exposed += static_cast<double>(std::max(bytes.received_forward[r], bytes.sent_forward[r]) +
+                                              std::max(bytes.received_backward[r], bytes.sent_backward[r])) /
+                              speeds.bytes_per_second +
+                          messages * speeds.seconds_per_message;
   }
   const Seconds slowest = *std::ranges::max_element(ranks, {}, &Seconds::all);
   return {plan.layout, plan.exchange, slowest.all(), slowest.exposed};
@@ -85,12 +88,16 @@ ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ra
                              std::optional<ContextLayout> layout, std::optional<ContextExchange> exchange) {
   ContextChoice choice;
   for (const auto& [a, b] : preference)
-    if ((!layout || *layout == a) && (!exchange || *exchange == b) && can_exchange(a, b, model.heads, model.kv_heads, ranks)) choice.candidates.push_back({a, b});
+    if ((!layout || *layout == a) && (!exchange || *exchange == b) && can_exchange(a, b, model.heads, model.kv_heads, ranks))
+      choice.candidates.push_back({a, b});
   if (choice.candidates.empty()) {
     if (layout && *layout != ContextLayout::contiguous)
       fail<ConfigError>("distributed.cp_exchange", "is heads with distributed.cp_layout {}; heads needs contiguous", name_of(*layout));
-    fail<ConfigError>("distributed.cp_exchange", "is heads with {} heads and {} key/value heads over {} ranks; heads must be a multiple of the ranks, key/value heads a multiple "
-                      "or a divisor; allowed otherwise: ring, gather", model.heads, model.kv_heads, ranks);
+    fail<ConfigError>("distributed.cp_exchange",
+                      "is heads with {} heads and {} key/value heads over {} ranks; heads must be a multiple of the ranks, key/value heads a "
+                      "multiple "
+                      "or a divisor; allowed otherwise: ring, gather",
+                      model.heads, model.kv_heads, ranks);
   }
   if (choice.candidates.size() == 1) {
     choice.layout = choice.candidates.front().layout;

@@ -41,8 +41,8 @@ constexpr double context_choice_tie = 0.03;
 /// longer than they do; with what is outside of attention, of the slowest rank. Backward counts 2.5 times forward's pairs.
 ContextCandidate predict_context(const ContextPlan& plan, const Documents& whole, const ContextModel& model, const ContextSpeeds& speeds);
 
-/// The best layout and exchange for these microbatches; what is given is kept. Where only one can be, nothing is predicted. A pure function. Throws ConfigError where nothing can be: `heads` with heads that
-/// do not fit or with another layout than contiguous; StateError where speeds are needed
+/// The best layout and exchange for these microbatches; what is given is kept. Where only one can be, nothing is predicted. A pure function. Throws
+/// ConfigError where nothing can be: `heads` with heads that do not fit or with another layout than contiguous; StateError where speeds are needed
 /// and not positive.
 ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ranks, const ContextModel& model, const ContextSpeeds& speeds,
                              std::optional<ContextLayout> layout = {}, std::optional<ContextExchange> exchange = {});

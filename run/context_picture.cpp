@@ -29,12 +29,14 @@ std::string escaped(std::string_view text) {
 }
 
 std::string text_at(double x, double y, double size, std::string_view anchor, std::string_view text, std::string_view more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{:g}\" text-anchor=\"{}\"{}{}>{}</text>\n", x, y, size, anchor, more.empty() ? "" : " ", more, escaped(text));
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{:g}\" text-anchor=\"{}\"{}{}>{}</text>\n", x, y, size, anchor,
+                     more.empty() ? "" : " ", more, escaped(text));
 }
 
 /// With a white rim, over lines.
 std::string rimmed_text(double x, double y, double size, std::string_view anchor, std::string_view text, std::string_view more) {
-  return text_at(x, y, size, anchor, text, fmt::format("{} stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\"", more)) + text_at(x, y, size, anchor, text, more);
+  return text_at(x, y, size, anchor, text, fmt::format("{} stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\"", more)) +
+         text_at(x, y, size, anchor, text, more);
 }
 
 /// 12,345
@@ -68,7 +70,8 @@ struct Piece {
 
 class Picture {
  public:
-  Picture(const ContextPlan& plan, const Documents& whole, int64_t window) : plan_(plan), window_(window), scale_(side / static_cast<double>(std::max<int64_t>(plan.tokens, 1))) {
+  Picture(const ContextPlan& plan, const Documents& whole, int64_t window)
+      : plan_(plan), window_(window), scale_(side / static_cast<double>(std::max<int64_t>(plan.tokens, 1))) {
     for (const DocumentRun& run : whole.runs()) documents_.push_back({run.global, run.global + run.length});
     if (plan.exchange == ContextExchange::heads)
       steps_ = head_steps();
@@ -88,7 +91,9 @@ class Picture {
     axes();
     const double bottom = std::max(top + band + side + 40, panel());
     const double width = left + band + side + gap + panel_ + margin;
-    std::string out = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\">\n", width, bottom, width, bottom);
+    std::string out = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\">\n",
+        width, bottom, width, bottom);
     out += fmt::format("<title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n", escaped(text.title));
     out += text_at(margin, 38, 20, "start", text.title, "font-weight=\"bold\" fill=\"#222222\"");
     out += text_at(margin, 62, 14, "start", text.subtitle, "fill=\"#444444\"");
@@ -198,7 +203,8 @@ class Picture {
       labels += text_at(left + (band - 4) / 2, y + length / 2 + 4, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
     }
     for (size_t r = 0; r < areas.size(); ++r)
-      if (!areas[r].empty()) body_ += fmt::format("<path class=\"band\" data-rank=\"{}\" d=\"{}\" fill=\"{}\"/>\n", r, areas[r], colour(static_cast<int64_t>(r)));
+      if (!areas[r].empty())
+        body_ += fmt::format("<path class=\"band\" data-rank=\"{}\" d=\"{}\" fill=\"{}\"/>\n", r, areas[r], colour(static_cast<int64_t>(r)));
     body_ += labels;
   }
 
@@ -211,7 +217,9 @@ class Picture {
     }
     body_ += text_at(key_x(0) + side / 2, top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
     const double x = 30, y = query_y(0) + side / 2;
-    body_ += text_at(x, y, 12, "middle", plan_.exchange == ContextExchange::heads ? "queries, and the rank that holds them" : "queries, and the rank that computes them", fmt::format("fill=\"#444444\" transform=\"rotate(-90 {:.1f} {:.1f})\"", x, y));
+    body_ += text_at(x, y, 12, "middle",
+                     plan_.exchange == ContextExchange::heads ? "queries, and the rank that holds them" : "queries, and the rank that computes them",
+                     fmt::format("fill=\"#444444\" transform=\"rotate(-90 {:.1f} {:.1f})\"", x, y));
   }
 
   /// Everybody sends everybody the heads that are theirs; outputs return.
@@ -276,11 +284,13 @@ class Picture {
       for (const KeyTransfer& transfer : steps_[s].transfers) {
         const double from = x_of(transfer.from), to = x_of(transfer.to), way = to > from ? 1 : -1;
         const std::string fill = colour(transfer.from);
-        lines += fmt::format("<g class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\">", s + 1, transfer.from, transfer.to, tokens_of(transfer.rows));
-        lines += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"2\"{}/>", from, y, to - way * 8, y, fill,
-                             *dash ? fmt::format(" stroke-dasharray=\"{}\"", dash) : "");
+        lines += fmt::format("<g class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\">", s + 1, transfer.from,
+                             transfer.to, tokens_of(transfer.rows));
+        lines += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"2\"{}/>", from, y,
+                             to - way * 8, y, fill, *dash ? fmt::format(" stroke-dasharray=\"{}\"", dash) : "");
         lines += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>", from, y, fill);
-        lines += fmt::format("<path d=\"M{:.1f},{:.1f}L{:.1f},{:.1f}L{:.1f},{:.1f}Z\" fill=\"{}\"/>", to, y, to - way * 9, y - 4.5, to - way * 9, y + 4.5, fill);
+        lines += fmt::format("<path d=\"M{:.1f},{:.1f}L{:.1f},{:.1f}L{:.1f},{:.1f}Z\" fill=\"{}\"/>", to, y, to - way * 9, y - 4.5, to - way * 9,
+                             y + 4.5, fill);
         lines += rimmed_text((from + to) / 2, y - 3, 10, "middle", grouped(tokens_of(transfer.rows)), "fill=\"#222222\"");
         lines += "</g>\n";
         y += 17;
@@ -288,8 +298,11 @@ class Picture {
       y += 6;
     }
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
-      body_ += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" stroke-width=\"5\" stroke-opacity=\"0.22\"/>\n", x_of(rank), head, y, colour(rank));
-      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"20\" rx=\"4\" fill=\"{}\"/>\n", x_of(rank) - column_ / 2 + 3, head - 12, column_ - 6, colour(rank));
+      body_ += fmt::format(
+          "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" stroke-width=\"5\" stroke-opacity=\"0.22\"/>\n",
+          x_of(rank), head, y, colour(rank));
+      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"20\" rx=\"4\" fill=\"{}\"/>\n", x_of(rank) - column_ / 2 + 3,
+                           head - 12, column_ - 6, colour(rank));
       body_ += text_at(x_of(rank), head + 2.5, 11, "middle", fmt::format("rank {}", rank), "fill=\"#ffffff\" font-weight=\"bold\"");
     }
     body_ += lines;
@@ -308,8 +321,10 @@ class Picture {
     const int64_t every = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(16 / cell_)));
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
       const double at = (static_cast<double>(rank) + 0.5) * cell_;
-      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"5\" height=\"{:.1f}\" fill=\"{}\"/>\n", x - 7, y + at - cell_ / 2, cell_ - 0.5, colour(rank));
-      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"5\" fill=\"{}\"/>\n", x + at - cell_ / 2, y - 7, cell_ - 0.5, colour(rank));
+      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"5\" height=\"{:.1f}\" fill=\"{}\"/>\n", x - 7, y + at - cell_ / 2, cell_ - 0.5,
+                           colour(rank));
+      body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"5\" fill=\"{}\"/>\n", x + at - cell_ / 2, y - 7, cell_ - 0.5,
+                           colour(rank));
       if (rank % every != 0) continue;
       body_ += text_at(x - 10, y + at + 4, 10, "end", std::to_string(rank), "fill=\"#444444\"");
       body_ += text_at(x + at, y - 11, 10, "middle", std::to_string(rank), "fill=\"#444444\"");
@@ -317,9 +332,12 @@ class Picture {
     for (size_t s = 0; s < steps_.size(); ++s)
       for (const KeyTransfer& transfer : steps_[s].transfers) {
         const int64_t rows = tokens_of(transfer.rows);
-        body_ += fmt::format("<rect class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-                             "fill=\"{}\" fill-opacity=\"{:.2f}\"/>\n", s + 1, transfer.from, transfer.to, rows, x + transfer.to * cell_, y + transfer.from * cell_, cell_ - 0.5, cell_ - 0.5,
-                             colour(transfer.from), 0.2 + 0.8 * std::sqrt(static_cast<double>(rows) / static_cast<double>(most)));
+        body_ += fmt::format(
+            "<rect class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+            "height=\"{:.1f}\" "
+            "fill=\"{}\" fill-opacity=\"{:.2f}\"/>\n",
+            s + 1, transfer.from, transfer.to, rows, x + transfer.to * cell_, y + transfer.from * cell_, cell_ - 0.5, cell_ - 0.5,
+            colour(transfer.from), 0.2 + 0.8 * std::sqrt(static_cast<double>(rows) / static_cast<double>(most)));
       }
     y += size + 24;
     constexpr size_t shown = 8;
@@ -331,7 +349,8 @@ class Picture {
         rows += rows_of(steps_[s]);
         transfers += steps_[s].transfers.size();
       }
-      body_ += text_at(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps_.size(), transfers, grouped(rows)), "fill=\"#333333\"");
+      body_ += text_at(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps_.size(), transfers, grouped(rows)),
+                       "fill=\"#333333\"");
       y += 17;
     }
     return y + margin;
@@ -363,6 +382,8 @@ std::string rank_colour(int64_t rank, int64_t ranks) {
   return text;
 }
 
-std::string context_picture(const ContextPlan& plan, const Documents& whole, int64_t window, const PictureText& text) { return Picture(plan, whole, window).draw(text); }
+std::string context_picture(const ContextPlan& plan, const Documents& whole, int64_t window, const PictureText& text) {
+  return Picture(plan, whole, window).draw(text);
+}
 
 }  // namespace quire

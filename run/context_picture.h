@@ -11,9 +11,9 @@ struct PictureText {
   std::string title, subtitle;
 };
 
-/// Queries downwards, keys across. An area has the colour of the rank that computes it: full where it holds the keys too, light where it receives them; grey is what a causal mask
-/// without documents would also compute. Beside it one arrow for each transfer, labelled with its rows; with many ranks a table of senders and receivers instead. Of the layers with
-/// this window. The number of elements does not grow with that of tokens.
+/// Queries downwards, keys across. An area has the colour of the rank that computes it: full where it holds the keys too, light where it receives
+/// them; grey is what a causal mask without documents would also compute. Beside it one arrow for each transfer, labelled with its rows; with many
+/// ranks a table of senders and receivers instead. Of the layers with this window. The number of elements does not grow with that of tokens.
 std::string context_picture(const ContextPlan& plan, const Documents& whole, int64_t window, const PictureText& text);
 
 /// `#rrggbb` of a rank, so that neighbours differ.

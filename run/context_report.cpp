@@ -35,7 +35,8 @@ std::pair<double, double> received_of(const ContextPlan& plan, const ContextLoad
   return {percent(sum_of(bytes.received_forward) / row, ring), percent(ranks * largest(bytes.received_forward) / row, ring)};
 }
 
-ContextLine line_of(const ContextPlan& plan, const Documents& whole, const ContextModel& model, const ContextReport& report, const std::optional<ContextSpeeds>& speeds) {
+ContextLine line_of(const ContextPlan& plan, const Documents& whole, const ContextModel& model, const ContextReport& report,
+                    const std::optional<ContextSpeeds>& speeds) {
   const ContextLoad load = load_of(plan, whole, model.costs);
   const ContextBytes bytes = bytes_of(plan, whole, model);
   const auto layers = static_cast<double>(model.layers());
@@ -65,7 +66,8 @@ ContextStepSummary summary_of(std::span<const Documents> microbatches, const Con
     const std::vector<int64_t> lengths = lengths_of(whole);
     const ContextPlan plan = make_context_plan(lengths, report.ranks, report.plan->layout, report.plan->exchange, model.costs);
     const ContextLoad load = load_of(plan, whole, model.costs);
-    const double pairs = max_over_mean(load.pairs), cost = max_over_mean(load.cost), received = received_of(plan, load, model, bytes_of(plan, whole, model)).first;
+    const double pairs = max_over_mean(load.pairs), cost = max_over_mean(load.cost),
+                 received = received_of(plan, load, model, bytes_of(plan, whole, model)).first;
     summary.tokens += whole.tokens();
     summary.documents += static_cast<int64_t>(lengths.size());
     summary.mean_pairs += share * pairs;
@@ -89,9 +91,10 @@ std::string bytes_text(double bytes) {
 std::string seconds_text(double seconds) { return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.3g} ms", seconds * 1e3); }
 
 std::string row_of(const ContextLine& line, bool in_force) {
-  return fmt::format("{} {:<11}{:<8}{:>7.3f}{:>7.3f}{:>7.3f} {:>8.1f} %{:>8.1f} %{:>9}{:>11}{:>11}{:>10}{:>10}{:>7.4g}{}\n", in_force ? '>' : ' ', name_of(line.layout),
-                     name_of(line.exchange), line.tokens, line.pairs, line.cost, line.received, line.busiest, line.over_bound ? fmt::format("{:.2f} x", *line.over_bound) : "-",
-                     bytes_text(line.forward_bytes), bytes_text(line.backward_bytes), line.tiles, line.skipped < 0 ? "none" : fmt::format("{:.1f} %", line.skipped), line.steps,
+  return fmt::format("{} {:<11}{:<8}{:>7.3f}{:>7.3f}{:>7.3f} {:>8.1f} %{:>8.1f} %{:>9}{:>11}{:>11}{:>10}{:>10}{:>7.4g}{}\n", in_force ? '>' : ' ',
+                     name_of(line.layout), name_of(line.exchange), line.tokens, line.pairs, line.cost, line.received, line.busiest,
+                     line.over_bound ? fmt::format("{:.2f} x", *line.over_bound) : "-", bytes_text(line.forward_bytes),
+                     bytes_text(line.backward_bytes), line.tiles, line.skipped < 0 ? "none" : fmt::format("{:.1f} %", line.skipped), line.steps,
                      line.seconds ? fmt::format("{:>11}", seconds_text(*line.seconds)) : "");
 }
 
@@ -158,7 +161,9 @@ ContextReport report_context(const Config& config, std::span<const Documents> mi
       }
       report.lines.push_back(line_of(*plan, whole, model, report, speeds));
     }
-  if (!report.plan) fail<ConfigError>("plan", "{} with {} can not be over {} ranks with {} heads", name_of(choice.layout), name_of(choice.exchange), report.ranks, model.heads);
+  if (!report.plan)
+    fail<ConfigError>("plan", "{} with {} can not be over {} ranks with {} heads", name_of(choice.layout), name_of(choice.exchange), report.ranks,
+                      model.heads);
   const ContextLoad load = load_of(*report.plan, whole, model.costs);
   for (size_t r = 0; r < load.tokens.size(); ++r)
     report.rank_lines.push_back({static_cast<int64_t>(r), report.plan->shards[r], load.tokens[r], load.pairs[r], load.received[r], load.sent[r]});
@@ -167,16 +172,19 @@ ContextReport report_context(const Config& config, std::span<const Documents> mi
 }
 
 std::string ContextReport::table() const {
-  std::string text = fmt::format("step {}, microbatch {}: {} tokens in {} documents, the longest of {}; {} layers in {}, {} context ranks\nin force: {}\n{}\n", step, microbatch, tokens,
-                                 documents, longest, layers, dtype, ranks, choice, speeds.empty() ? "" : fmt::format("chosen with speeds of this machine: {}\n", speeds));
+  std::string text =
+      fmt::format("step {}, microbatch {}: {} tokens in {} documents, the longest of {}; {} layers in {}, {} context ranks\nin force: {}\n{}\n", step,
+                  microbatch, tokens, documents, longest, layers, dtype, ranks, choice,
+                  speeds.empty() ? "" : fmt::format("chosen with speeds of this machine: {}\n", speeds));
   const bool timed = !lines.empty() && lines.front().seconds;
-  text += fmt::format("  {:<11}{:<8}{:>21} {:>20}{:>9}{:>22}{:>20}{:>7}{}\n", "", "", "largest over mean", "keys received", "over", "bytes of a layer", "attention", "steps",
-                      timed ? "  predicted" : "");
-  text += fmt::format("  {:<11}{:<8}{:>7}{:>7}{:>7} {:>10}{:>10}{:>9}{:>11}{:>11}{:>10}{:>10}{:>7}\n", "layout", "exchange", "tokens", "pairs", "cost", "mean", "busiest", "bound",
-                      "forward", "backward", "tiles", "skipped", fmt::format("of {}", ranks - 1));
+  text += fmt::format("  {:<11}{:<8}{:>21} {:>20}{:>9}{:>22}{:>20}{:>7}{}\n", "", "", "largest over mean", "keys received", "over",
+                      "bytes of a layer", "attention", "steps", timed ? "  predicted" : "");
+  text += fmt::format("  {:<11}{:<8}{:>7}{:>7}{:>7} {:>10}{:>10}{:>9}{:>11}{:>11}{:>10}{:>10}{:>7}\n", "layout", "exchange", "tokens", "pairs",
+                      "cost", "mean", "busiest", "bound", "forward", "backward", "tiles", "skipped", fmt::format("of {}", ranks - 1));
   for (size_t i = 0; i < lines.size(); ++i) text += row_of(lines[i], i == chosen);
   text += fmt::format("\nKeys received: percent of a full ring; {}.\n",
-                      windows ? "no lower bound is known for layers with sliding windows" : fmt::format("no plan so balanced can do with less than {:.1f} % (busiest rank: {:.1f} %)", bound, bound_busiest));
+                      windows ? "no lower bound is known for layers with sliding windows"
+                              : fmt::format("no plan so balanced can do with less than {:.1f} % (busiest rank: {:.1f} %)", bound, bound_busiest));
   text += fmt::format("\n{:>6}{:>9}{:>14}{:>11}{:>11}   {}\n", "rank", "tokens", "pairs", "received", "sent", "holds");
   ContextRankLine rest;
   for (const ContextRankLine& line : rank_lines) {
@@ -190,18 +198,34 @@ std::string ContextReport::table() const {
     rest.sent += line.sent;
   }
   if (rank_lines.size() > shown_ranks)
-    text += fmt::format("{:>6}{:>9}{:>14}{:>11}{:>11}   ranks {} to {} together\n", "rest", rest.tokens, rest.pairs, rest.received, rest.sent, shown_ranks, ranks - 1);
+    text += fmt::format("{:>6}{:>9}{:>14}{:>11}{:>11}   ranks {} to {} together\n", "rest", rest.tokens, rest.pairs, rest.received, rest.sent,
+                        shown_ranks, ranks - 1);
   const ContextStepSummary& s = summary;
-  text += fmt::format("\nall {} microbatches of the step ({} tokens, {} documents): largest over mean of pairs {:.3f} (worst {:.3f}), of cost {:.3f} (worst {:.3f}), of tokens at worst {:.3f}; "
-                      "received {:.1f} % (worst {:.1f} %); {}\n", s.microbatches, s.tokens, s.documents, s.mean_pairs, s.worst_pairs, s.mean_cost, s.worst_cost,
-                      s.worst_tokens, s.mean_received, s.worst_received, steps_text(s.mean_steps, plan->exchange, ranks));
+  text += fmt::format(
+      "\nall {} microbatches of the step ({} tokens, {} documents): largest over mean of pairs {:.3f} (worst {:.3f}), of cost {:.3f} (worst {:.3f}), "
+      "of tokens at worst {:.3f}; "
+      "received {:.1f} % (worst {:.1f} %); {}\n",
+      s.microbatches, s.tokens, s.documents, s.mean_pairs, s.worst_pairs, s.mean_cost, s.worst_cost, s.worst_tokens, s.mean_received,
+      s.worst_received, steps_text(s.mean_steps, plan->exchange, ranks));
   return text;
 }
 
 std::string ContextReport::to_json() const {
-  Json object = {{"ranks", ranks}, {"step", step}, {"microbatch", microbatch}, {"tokens", tokens}, {"documents", documents}, {"longest", longest}, {"layers", layers},
-                 {"dtype", dtype}, {"choice", choice}, {"speeds", speeds}, {"layout", name_of(plan->layout)}, {"exchange", name_of(plan->exchange)}, {"digest", fmt::format("{:016x}", plan->digest)},
-                 {"bound_percent", nullptr}, {"bound_busiest_percent", nullptr}};
+  Json object = {{"ranks", ranks},
+                 {"step", step},
+                 {"microbatch", microbatch},
+                 {"tokens", tokens},
+                 {"documents", documents},
+                 {"longest", longest},
+                 {"layers", layers},
+                 {"dtype", dtype},
+                 {"choice", choice},
+                 {"speeds", speeds},
+                 {"layout", name_of(plan->layout)},
+                 {"exchange", name_of(plan->exchange)},
+                 {"digest", fmt::format("{:016x}", plan->digest)},
+                 {"bound_percent", nullptr},
+                 {"bound_busiest_percent", nullptr}};
   if (!windows) {
     object["bound_percent"] = bound;
     object["bound_busiest_percent"] = bound_busiest;
@@ -210,11 +234,24 @@ std::string ContextReport::to_json() const {
   for (const ContextLine& line : lines) object["candidates"].push_back(json_of(line));
   object["per_rank"] = Json::array();
   for (const ContextRankLine& line : rank_lines)
-    object["per_rank"].push_back({{"rank", line.rank}, {"tokens", line.tokens}, {"pairs", line.pairs}, {"received", line.received}, {"sent", line.sent}, {"ranges", ranges_json(line.ranges)}});
+    object["per_rank"].push_back({{"rank", line.rank},
+                                  {"tokens", line.tokens},
+                                  {"pairs", line.pairs},
+                                  {"received", line.received},
+                                  {"sent", line.sent},
+                                  {"ranges", ranges_json(line.ranges)}});
   const ContextStepSummary& s = summary;
-  object["whole_step"] = {{"microbatches", s.microbatches}, {"tokens", s.tokens}, {"documents", s.documents}, {"pairs_balance", s.mean_pairs}, {"worst_pairs_balance", s.worst_pairs},
-                          {"cost_balance", s.mean_cost}, {"worst_cost_balance", s.worst_cost}, {"worst_tokens_balance", s.worst_tokens}, {"received_percent", s.mean_received},
-                          {"worst_received_percent", s.worst_received}, {"steps", s.mean_steps}};
+  object["whole_step"] = {{"microbatches", s.microbatches},
+                          {"tokens", s.tokens},
+                          {"documents", s.documents},
+                          {"pairs_balance", s.mean_pairs},
+                          {"worst_pairs_balance", s.worst_pairs},
+                          {"cost_balance", s.mean_cost},
+                          {"worst_cost_balance", s.worst_cost},
+                          {"worst_tokens_balance", s.worst_tokens},
+                          {"received_percent", s.mean_received},
+                          {"worst_received_percent", s.worst_received},
+                          {"steps", s.mean_steps}};
   return object.dump();
 }
 

@@ -1,4 +1,5 @@
-// What context parallelism comes to for a config's microbatches, as a table for people and as JSON: balance, traffic, tiles and steps of every layout and exchange.
+// What context parallelism comes to for a config's microbatches, as a table for people and as JSON: balance, traffic, tiles and steps of every layout
+// and exchange.
 #pragma once
 #include <memory>
 #include <optional>
@@ -15,7 +16,8 @@ struct ContextLine {
   ContextLayout layout = ContextLayout::contiguous;
   ContextExchange exchange = ContextExchange::ring;
   double tokens = 1, pairs = 1, cost = 1;   ///< largest over mean of the ranks
-  double received = 0, busiest = 0;         ///< keys and values received in forward, percent: mean and busiest rank. `heads`: what its bytes would be worth in rows
+  double received = 0,
+         busiest = 0;  ///< keys and values received in forward, percent: mean and busiest rank. `heads`: what its bytes would be worth in rows
   std::optional<double> over_bound;         ///< received over the least that any plan must receive; none where the bound is 0 or layers have windows
   double forward_bytes = 0, backward_bytes = 0;  ///< received by all ranks together for one layer, boundary records included
   int64_t tiles = 0;                        ///< visited, all ranks and layers, forward, per head
@@ -57,8 +59,8 @@ struct ContextReport {
   std::string to_json() const;  ///< one object
 };
 
-/// For microbatch number `microbatch` of `step`, whose microbatches' documents are given. `choice`: what is in force, of choose_context. Throws ConfigError for a
-/// microbatch that the step does not have.
+/// For microbatch number `microbatch` of `step`, whose microbatches' documents are given. `choice`: what is in force, of choose_context. Throws
+/// ConfigError for a microbatch that the step does not have.
 ContextReport report_context(const Config& config, std::span<const Documents> microbatches, int64_t step, int64_t microbatch, const ContextChoice& choice,
                              const std::optional<ContextSpeeds>& speeds = {});
 

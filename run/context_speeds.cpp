@@ -51,7 +51,8 @@ double pairs_per_second(Rank& rank, const Config& config) {
   options.heads = options.kv_heads * std::max<int64_t>(heads / options.kv_heads, 1);
   options.head_dim = model.head_dim;
   options.backend = attention_backend_from(model.attention_backend);
-  const Tensor q = some_values(rank, {tokens, options.heads * model.head_dim}, config.dtype()), k = some_values(rank, {tokens, options.kv_heads * model.head_dim}, config.dtype());
+  const Tensor q = some_values(rank, {tokens, options.heads * model.head_dim}, config.dtype()),
+               k = some_values(rank, {tokens, options.kv_heads * model.head_dim}, config.dtype());
   const int64_t lengths[] = {tokens};
   const DocumentRuns runs = shared_runs(Documents::from_lengths(lengths));
   const double seconds = best_of(5, [&] { attention_partial(rank, q, k, k, runs, runs, options); });
@@ -60,8 +61,10 @@ double pairs_per_second(Rank& rank, const Config& config) {
 
 double flops_per_second(Rank& rank, const Config& config) {
   const ModelConfig& model = config.model;
-  const int64_t tokens = std::clamp<int64_t>(config.train.seq_len, 32, 256), in = std::min<int64_t>(model.dim, 2048), out = std::min<int64_t>(model.ffn_hidden_dim, 2048);
-  const Tensor x = some_values(rank, {tokens, in}, config.dtype()), weight = some_values(rank, {out, in}, config.dtype()), y = Tensor::empty(rank, {tokens, out}, config.dtype());
+  const int64_t tokens = std::clamp<int64_t>(config.train.seq_len, 32, 256), in = std::min<int64_t>(model.dim, 2048),
+                out = std::min<int64_t>(model.ffn_hidden_dim, 2048);
+  const Tensor x = some_values(rank, {tokens, in}, config.dtype()), weight = some_values(rank, {out, in}, config.dtype()),
+               y = Tensor::empty(rank, {tokens, out}, config.dtype());
   const double seconds = best_of(5, [&] { matmul(rank, x, Transpose::no, weight, Transpose::yes, y); });
   return 2.0 * static_cast<double>(tokens * in * out) / seconds;
 }

@@ -66,13 +66,15 @@ PlannedStep plan_step(const Config& config, int64_t step) {
 
 ContextReport report_planned(const Config& config, const PlannedStep& planned, int64_t microbatch) {
   const auto report = [&](const Config& decided, const std::string& reason, const std::optional<ContextSpeeds>& speeds) {
-    ContextChoice choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds.value_or(ContextSpeeds{}), asked_layout(decided), asked_exchange(decided));
+    ContextChoice choice = choose_context(planned.first_step, config.distributed.cp, context_model(config), speeds.value_or(ContextSpeeds{}),
+                                          asked_layout(decided), asked_exchange(decided));
     if (!reason.empty()) choice.reason = fmt::format("{}, {}: {}", name_of(choice.layout), name_of(choice.exchange), reason);
     return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
   };
   if (!is_context_open(config)) return report(config, {}, {});
   ContextDecision recorded;
-  if (!config.run.dir.empty() && recorded_decision(config, stored_choices(config.run.dir), recorded)) return report(with_decision(config, recorded), "as the run in " + config.run.dir + " began", {});
+  if (!config.run.dir.empty() && recorded_decision(config, stored_choices(config.run.dir), recorded))
+    return report(with_decision(config, recorded), "as the run in " + config.run.dir + " began", {});
   return report(config, {}, local_speeds(config));
 }
 
@@ -81,21 +83,26 @@ std::string picture_of(const Config& config, const PlannedStep& planned, const C
   const int64_t window = context_model(config).costs.windows.front().window;
   const std::string name = config.data.dataset_path.substr(config.data.dataset_path.rfind('/') + 1);
   PictureText text;
-  text.title = fmt::format("{}: {} tokens in {} documents over {} ranks; {} layout, {}", name, report.tokens, report.documents, report.ranks, name_of(line.layout), name_of(line.exchange));
-  text.subtitle = fmt::format("largest over mean: tokens {:.3f}, pairs {:.3f}, step {:.3f}; keys received: {:.1f} % of a full ring{}; {:.1f} % of a causal row's tiles skipped; {}{}",
-                              line.tokens, line.pairs, line.cost, line.received, report.windows ? "" : fmt::format(" (at least {:.1f} %)", report.bound), line.skipped,
-                              steps_text(line.steps, line.exchange, report.ranks), window > 0 ? fmt::format("; layers with a window of {}", window) : "");
+  text.title = fmt::format("{}: {} tokens in {} documents over {} ranks; {} layout, {}", name, report.tokens, report.documents, report.ranks,
+                           name_of(line.layout), name_of(line.exchange));
+  text.subtitle = fmt::format(
+      "largest over mean: tokens {:.3f}, pairs {:.3f}, step {:.3f}; keys received: {:.1f} % of a full ring{}; {:.1f} % of a causal row's tiles "
+      "skipped; {}{}",
+      line.tokens, line.pairs, line.cost, line.received, report.windows ? "" : fmt::format(" (at least {:.1f} %)", report.bound), line.skipped,
+      steps_text(line.steps, line.exchange, report.ranks), window > 0 ? fmt::format("; layers with a window of {}", window) : "");
   return context_picture(*report.plan, planned.microbatches.at(static_cast<size_t>(report.microbatch)), window, text);
 }
 
 std::string PlannedStep::table() const {
-  return fmt::format("layout: {} ({} rank{}); step {}: {} rows of up to {} tokens in {} microbatches, {} tokens, {} targets, {} documents\n", Mesh(mesh).name(), mesh.ranks(),
-                     mesh.ranks() == 1 ? "" : "s", step, rows, row_length, microbatches.size(), tokens, valid, documents);
+  return fmt::format("layout: {} ({} rank{}); step {}: {} rows of up to {} tokens in {} microbatches, {} tokens, {} targets, {} documents\n",
+                     Mesh(mesh).name(), mesh.ranks(), mesh.ranks() == 1 ? "" : "s", step, rows, row_length, microbatches.size(), tokens, valid,
+                     documents);
 }
 
 std::string PlannedStep::to_json() const {
-  const nlohmann::ordered_json object = {{"pp", mesh.pp}, {"dp", mesh.dp}, {"cp", mesh.cp}, {"tp", mesh.tp}, {"ranks", mesh.ranks()}, {"step", step}, {"rows", rows},
-                                         {"microbatches", microbatches.size()}, {"tokens", tokens}, {"targets", valid}, {"documents", documents}};
+  const nlohmann::ordered_json object = {{"pp", mesh.pp},         {"dp", mesh.dp},    {"cp", mesh.cp},         {"tp", mesh.tp},
+                                         {"ranks", mesh.ranks()}, {"step", step},     {"rows", rows},          {"microbatches", microbatches.size()},
+                                         {"tokens", tokens},      {"targets", valid}, {"documents", documents}};
   return object.dump();
 }
 

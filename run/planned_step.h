@@ -23,8 +23,8 @@ struct PlannedStep {
 /// Reads the data's index, no token. Throws what open_data and Loader throw, and ConfigError where the data ends before that step.
 PlannedStep plan_step(const Config& config, int64_t step);
 
-/// Of a microbatch of it. What the config leaves to be chosen is what the config's run folder holds, if anything, else chosen by the first step with speeds measured on
-/// this machine between two threads.
+/// Of a microbatch of it. What the config leaves to be chosen is what the config's run folder holds, if anything, else chosen by the first step with
+/// speeds measured on this machine between two threads.
 ContextReport report_planned(const Config& config, const PlannedStep& planned, int64_t microbatch);
 /// The picture of that microbatch, of the first layer's window.
 std::string picture_of(const Config& config, const PlannedStep& planned, const ContextReport& report);

@@ -13,17 +13,27 @@ int main(int argc, char** argv) {
   bool json = false;
 
   quire::bench::PlansOptions plans;
-  CLI::App* plans_command = app.add_subcommand("plans", "balance and traffic of context plans, beside their peers, on committed document lengths; prints Markdown (docs/context_plans.md)");
+  CLI::App* plans_command = app.add_subcommand(
+      "plans", "balance and traffic of context plans, beside their peers, on committed document lengths; prints Markdown (docs/context_plans.md)");
   plans_command->add_option("--rows", plans.rows, "rows of each line of the table")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  plans_command->add_option("--cp", plans.ranks, "numbers of ranks, divided by commas")->delimiter(',')->capture_default_str()->check(CLI::Range(int64_t{2}, int64_t{1} << 16));
-  plans_command->add_option("--tokens", plans.tokens, "lengths of rows, divided by commas")->delimiter(',')->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  plans_command->add_option("--cp", plans.ranks, "numbers of ranks, divided by commas")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 16));
+  plans_command->add_option("--tokens", plans.tokens, "lengths of rows, divided by commas")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   plans_command->add_option("--lengths", plans.lengths, "folder of the document lengths")->capture_default_str()->type_name("FOLDER");
   plans_command->add_flag("--json", json, "print one JSON object instead");
 
   quire::bench::ContextBenchOptions context;
-  CLI::App* context_command = app.add_subcommand("context", "whole training steps of one packed row: one rank beside two that share it, every layout and exchange, one thread each");
+  CLI::App* context_command = app.add_subcommand(
+      "context", "whole training steps of one packed row: one rank beside two that share it, every layout and exchange, one thread each");
   context_command->add_option("--tokens", context.tokens, "length of the row")->capture_default_str()->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
-  context_command->add_option("--rounds", context.rounds, "measurements of each, of which the median counts")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  context_command->add_option("--rounds", context.rounds, "measurements of each, of which the median counts")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   context_command->add_option("--documents", context.corpus, "name of the document lengths in the folder")->capture_default_str();
   context_command->add_option("--lengths", context.lengths, "folder of the document lengths")->capture_default_str()->type_name("FOLDER");
   context_command->add_flag("--json", json, "print one JSON object instead");

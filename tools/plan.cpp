@@ -41,11 +41,15 @@ void print_plan(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "Shows what the layout of a run comes to, for any number of ranks, without starting them: which rank holds which tokens of a packed microbatch, how work is\n"
-      "balanced, which keys and values travel, beside every other layout and exchange. What is `auto` is chosen as a run would, with speeds of this machine.");
+      "Shows what the layout of a run comes to, for any number of ranks, without starting them: which rank holds which tokens of a packed "
+      "microbatch, how work is\n"
+      "balanced, which keys and values travel, beside every other layout and exchange. What is `auto` is chosen as a run would, with speeds of this "
+      "machine.");
   app.add_option("config", options.config, "the run's TOML file")->required()->type_name("CONFIG");
   app.add_option("override", options.overrides, "settings instead of the file's: section.key=value")->type_name("KEY=VALUE");
-  app.add_option("--step", options.step, "the training step that is planned; 1 is the first")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--step", options.step, "the training step that is planned; 1 is the first")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--microbatch", options.microbatch, "the microbatch of the step that is shown; 0 is the first")->capture_default_str();
   app.add_flag("--json", options.json, "print one JSON object instead of tables");
   app.add_option("--svg", options.svg, "write a picture of the microbatch's mask and exchanges")->type_name("FILE");

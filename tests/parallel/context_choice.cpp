@@ -14,8 +14,9 @@ using quire::test::random_lengths;
 namespace {
 
 constexpr std::pair<ContextLayout, ContextExchange> all_plans[] = {
-    {ContextLayout::balanced, ContextExchange::ring},     {ContextLayout::balanced, ContextExchange::gather}, {ContextLayout::contiguous, ContextExchange::ring},
-    {ContextLayout::contiguous, ContextExchange::gather}, {ContextLayout::zigzag, ContextExchange::ring},     {ContextLayout::zigzag, ContextExchange::gather},
+    {ContextLayout::balanced, ContextExchange::ring},   {ContextLayout::balanced, ContextExchange::gather},
+    {ContextLayout::contiguous, ContextExchange::ring}, {ContextLayout::contiguous, ContextExchange::gather},
+    {ContextLayout::zigzag, ContextExchange::ring},     {ContextLayout::zigzag, ContextExchange::gather},
     {ContextLayout::contiguous, ContextExchange::heads}};
 
 ContextModel model_of(int64_t token_cost = 0) {
@@ -114,7 +115,8 @@ BOOST_AUTO_TEST_CASE(records_are_counted_as_they_are_made) {
       const ContextPlan plan = make_context_plan(lengths, 3, layout, ContextExchange::ring);
       std::vector<int64_t> made(3, 0), counted(3, 0);
       for (const ContextStep& step : plan.exchanges.front().steps)
-        for (const KeyTransfer& transfer : step.transfers) made[static_cast<size_t>(transfer.to)] += make_boundary_record(rank, {}, documents_of(whole, transfer.rows)).elements();
+        for (const KeyTransfer& transfer : step.transfers)
+          made[static_cast<size_t>(transfer.to)] += make_boundary_record(rank, {}, documents_of(whole, transfer.rows)).elements();
       const auto steps = step_loads(plan, whole, 0);
       for (size_t r = 0; r < 3; ++r)
         for (const ContextStepLoad& step : steps[r]) counted[r] += step.received_words;
@@ -159,7 +161,8 @@ BOOST_AUTO_TEST_CASE(messages_hide_behind_tiles) {
   ContextModel model = model_of();
   model.costs.windows = {{0, 1}};
   const ContextPlan plan = make_context_plan(lengths, 4, ContextLayout::zigzag, ContextExchange::ring, model.costs);
-  const double free = predict_context(plan, whole, model, {1e6, 1e12, 1e15, 0}).seconds, hidden = predict_context(plan, whole, model, {1e6, 1e12, 1e8, 0}).seconds;
+  const double free = predict_context(plan, whole, model, {1e6, 1e12, 1e15, 0}).seconds,
+               hidden = predict_context(plan, whole, model, {1e6, 1e12, 1e8, 0}).seconds;
   const double exposed = predict_context(plan, whole, model, {1e12, 1e12, 1e8, 0}).exposed;
   BOOST_TEST(exposed > 0);
   BOOST_TEST(hidden - free < 0.3 * exposed);  // the last gradients alone have nothing to hide behind
@@ -209,22 +212,29 @@ BOOST_AUTO_TEST_CASE(what_can_not_be_is_left_out_or_refused) {
   ContextModel model = model_of();
   BOOST_TEST(std::isnan(seconds_of(choose_context(rows, 3, model, fast_links), ContextLayout::contiguous, ContextExchange::heads)));
   BOOST_TEST(!std::isnan(seconds_of(choose_context(rows, 4, model, fast_links), ContextLayout::contiguous, ContextExchange::heads)));
-  check_error<ConfigError>([&] { choose_context(rows, 3, model, fast_links, {}, ContextExchange::heads); }, {"cp_exchange", "8 heads", "2 key/value heads", "3 ranks", "ring"});
-  check_error<ConfigError>([&] { choose_context(rows, 2, model, fast_links, ContextLayout::zigzag, ContextExchange::heads); }, {"cp_exchange", "zigzag", "contiguous"});
+  check_error<ConfigError>([&] { choose_context(rows, 3, model, fast_links, {}, ContextExchange::heads); },
+                           {"cp_exchange", "8 heads", "2 key/value heads", "3 ranks", "ring"});
+  check_error<ConfigError>([&] { choose_context(rows, 2, model, fast_links, ContextLayout::zigzag, ContextExchange::heads); },
+                           {"cp_exchange", "zigzag", "contiguous"});
   check_error<StateError>([&] { choose_context(rows, 2, model, {}); }, {"speeds"});
-  for (const auto& [heads, kv_heads, ranks, fits] : {std::tuple{8, 2, 2, true}, {8, 2, 4, true}, {8, 2, 8, true}, {8, 2, 16, false}, {6, 3, 2, false}, {6, 3, 6, true}, {6, 2, 3, false}})
+  for (const auto& [heads, kv_heads, ranks, fits] :
+       {std::tuple{8, 2, 2, true}, {8, 2, 4, true}, {8, 2, 8, true}, {8, 2, 16, false}, {6, 3, 2, false}, {6, 3, 6, true}, {6, 2, 3, false}})
     BOOST_TEST(heads_fit(heads, kv_heads, ranks) == fits);
 }
 
 BOOST_AUTO_TEST_CASE(heads_send_what_does_not_depend_on_documents) {
   const ContextModel model = model_of();
   const std::vector<int64_t> one{100}, many(100, 1);
-  const ContextBytes a = bytes_of(make_context_plan(one, 4, ContextLayout::contiguous, ContextExchange::heads, model.costs), Documents::from_lengths(one), model);
-  const ContextBytes b = bytes_of(make_context_plan(many, 4, ContextLayout::contiguous, ContextExchange::heads, model.costs), Documents::from_lengths(many), model);
+  const ContextBytes a =
+      bytes_of(make_context_plan(one, 4, ContextLayout::contiguous, ContextExchange::heads, model.costs), Documents::from_lengths(one), model);
+  const ContextBytes b =
+      bytes_of(make_context_plan(many, 4, ContextLayout::contiguous, ContextExchange::heads, model.costs), Documents::from_lengths(many), model);
   BOOST_TEST(a.received_forward == b.received_forward, boost::test_tools::per_element());
-  // Queries of 2 heads, one (replicated) head of keys and of values from 75 tokens; outputs of 6 heads for 25 tokens back; 16 wide, f32; three records; 5 layers.
+  // Queries of 2 heads, one (replicated) head of keys and of values from 75 tokens; outputs of 6 heads for 25 tokens back; 16 wide, f32; three
+  // records; 5 layers.
   BOOST_TEST(a.received_forward.front() == 5 * (16 * 4 * (75 * (2 + 2) + 25 * 6) + 3 * (64 + 8 * 25)));
-  BOOST_TEST(std::accumulate(a.sent_forward.begin(), a.sent_forward.end(), int64_t{0}) == std::accumulate(a.received_forward.begin(), a.received_forward.end(), int64_t{0}));
+  BOOST_TEST(std::accumulate(a.sent_forward.begin(), a.sent_forward.end(), int64_t{0}) ==
+             std::accumulate(a.received_forward.begin(), a.received_forward.end(), int64_t{0}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

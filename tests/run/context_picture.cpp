@@ -31,7 +31,8 @@ void collect(const Tree& tree, Transfers& transfers, std::set<std::string>& band
     ++elements;
     const std::string kind = child.get<std::string>("<xmlattr>.class", "");
     if (kind == "transfer")
-      transfers.insert({child.get<int64_t>("<xmlattr>.data-step"), child.get<int64_t>("<xmlattr>.data-from"), child.get<int64_t>("<xmlattr>.data-to"), child.get<int64_t>("<xmlattr>.data-rows")});
+      transfers.insert({child.get<int64_t>("<xmlattr>.data-step"), child.get<int64_t>("<xmlattr>.data-from"), child.get<int64_t>("<xmlattr>.data-to"),
+                        child.get<int64_t>("<xmlattr>.data-rows")});
     if (kind == "band") band_colours.insert(child.get<std::string>("<xmlattr>.fill"));
     collect(child, transfers, band_colours, elements);
   }
@@ -77,7 +78,8 @@ BOOST_AUTO_TEST_CASE(shows_every_rank_and_every_transfer) {
           BOOST_TEST((seen.transfers == planned(plan, window)));
           arrows += static_cast<int64_t>(seen.transfers.size());
           for (int64_t rank = 0; rank < ranks; ++rank)
-            if (!plan.shards[static_cast<size_t>(rank)].empty()) BOOST_TEST(seen.band_colours.contains(rank_colour(rank, ranks)), "rank " << rank << " of " << ranks);
+            if (!plan.shards[static_cast<size_t>(rank)].empty())
+              BOOST_TEST(seen.band_colours.contains(rank_colour(rank, ranks)), "rank " << rank << " of " << ranks);
         }
   BOOST_TEST(arrows > 1000);
 }

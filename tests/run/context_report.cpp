@@ -40,11 +40,13 @@ dataset_path = "text.txt"
 )", "test.toml", "/folder", overrides);
 }
 
-const std::pair<const char*, const char*> all_plans[] = {{"balanced", "ring"}, {"balanced", "gather"}, {"contiguous", "ring"}, {"contiguous", "gather"}, {"zigzag", "ring"},
-                                                         {"zigzag", "gather"}, {"contiguous", "heads"}};
+const std::pair<const char*, const char*> all_plans[] = {{"balanced", "ring"},     {"balanced", "gather"}, {"contiguous", "ring"},
+                                                         {"contiguous", "gather"}, {"zigzag", "ring"},     {"zigzag", "gather"},
+                                                         {"contiguous", "heads"}};
 
 ContextReport report_of(const Config& config, const std::vector<Documents>& microbatches, int64_t microbatch = 0) {
-  const ContextChoice choice = choose_context(microbatches, config.distributed.cp, context_model(config), {1e9, 1e10, 1e9, 1e-5}, asked_layout(config), asked_exchange(config));
+  const ContextChoice choice = choose_context(microbatches, config.distributed.cp, context_model(config), {1e9, 1e10, 1e9, 1e-5},
+                                              asked_layout(config), asked_exchange(config));
   return report_context(config, microbatches, 1, microbatch, choice);
 }
 
@@ -102,7 +104,8 @@ BOOST_AUTO_TEST_CASE(numbers_are_those_of_the_plan) {
     BOOST_TEST((line.layout == ContextLayout::zigzag && line.exchange == ContextExchange::ring));
     BOOST_TEST(line.pairs == max_over_mean(load.pairs));
     BOOST_TEST(line.cost == max_over_mean(load.cost));
-    BOOST_TEST(line.received * static_cast<double>(load.full_ring_rows) / 100 == static_cast<double>(std::accumulate(load.received.begin(), load.received.end(), int64_t{0})),
+    BOOST_TEST(line.received * static_cast<double>(load.full_ring_rows) / 100 ==
+                   static_cast<double>(std::accumulate(load.received.begin(), load.received.end(), int64_t{0})),
                boost::test_tools::tolerance(1e-12));
     BOOST_TEST(line.steps * 3 == static_cast<double>(load.steps), boost::test_tools::tolerance(1e-12));
     BOOST_TEST(report.windows);
@@ -151,14 +154,16 @@ BOOST_AUTO_TEST_CASE(bytes_told_are_bytes_sent) {
   for (const char* recomputation : {"none", "full"})
     for (const int64_t ranks : {2, 4})
       for (const auto& [layout, exchange] : all_plans) {
-        const Config config = config_of({fmt::format("distributed.cp={}", ranks), fmt::format("distributed.cp_layout={}", layout), fmt::format("distributed.cp_exchange={}", exchange),
+        const Config config = config_of({fmt::format("distributed.cp={}", ranks), fmt::format("distributed.cp_layout={}", layout),
+                                         fmt::format("distributed.cp_exchange={}", exchange),
                                          fmt::format("train.activation_checkpointing={}", recomputation), "run.threads=1"});
         const ContextModel model = context_model(config);
         int64_t told = 0, messages = 0;
         for (const Documents& whole : microbatches) {
           std::vector<int64_t> lengths;
           for (const DocumentRun& run : whole.runs()) lengths.push_back(run.length);
-          const ContextBytes bytes = bytes_of(make_context_plan(lengths, ranks, context_layout_from(layout), context_exchange_from(exchange), model.costs), whole, model);
+          const ContextBytes bytes =
+              bytes_of(make_context_plan(lengths, ranks, context_layout_from(layout), context_exchange_from(exchange), model.costs), whole, model);
           told += bytes.total();
           messages += bytes.messages;
         }
