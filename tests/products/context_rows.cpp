@@ -78,7 +78,7 @@ BOOST_AUTO_TEST_CASE(random_rows_over_context_ranks_train_as_one_process) {
     const auto corpus = random_corpus(draw, config.train.seq_len);
     const LayoutRun one = run_layout(in_one_process(config), corpus, {.steps = 1}), many = run_layout(config, corpus, {.steps = 1});
     BOOST_TEST(many.disagreements.empty(), text_of(config, seed));
-    const double off = largest_difference(many, one);
+    const double off = largest_difference(many, one, 1e-3);  // with a window of 1 the gradients of queries and keys are mere rounding
     BOOST_TEST(off <= 1e-11, text_of(config, seed) << ": " << off);
     BOOST_TEST(std::abs(many.evaluation - one.evaluation) <= 1e-11 * std::abs(one.evaluation), text_of(config, seed));
     BOOST_TEST(many.steps.at(0).valid_tokens == one.steps.at(0).valid_tokens);
