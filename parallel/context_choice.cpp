@@ -122,6 +122,7 @@ ContextChoice choose_context(std::span<const Documents> microbatches, int64_t ra
   choice.exchange = chosen->exchange;
   const double per = 1e3 / static_cast<double>(std::max<size_t>(microbatches.size(), 1));
   choice.reason = fmt::format("{}: {:.3g} ms per microbatch predicted ({:.3g} of them waiting)", chosen->name(), chosen->seconds * per, chosen->exposed * per);
+  if (chosen->seconds > best) choice.reason += fmt::format(", within {:.0f} % of the fastest", 100 * context_choice_tie);
   for (const ContextCandidate& c : choice.candidates)
     if (&c != &*chosen) choice.reason += fmt::format("; {} {:.3g}", c.name(), c.seconds * per);
   return choice;

@@ -55,7 +55,7 @@ void check_world_size(const MeshShape& shape, int64_t ranks) {
   const int64_t replica = shape.pp * shape.cp * shape.tp;
   const std::string way_out = ranks > 0 && ranks % replica == 0
                                   ? fmt::format("or set distributed.dp_replicate to {} / {} = {}", ranks, replica, ranks / replica)
-                                  : fmt::format("or change distributed.pp or dp_replicate; one replica takes {}", replica);
+                                  : fmt::format("or change distributed.pp, dp_replicate or cp; one replica takes {}", replica);
   fail<ConfigError>("distributed", "pp {} x dp {} x cp {} x tp {} = {} rank{}, but the world has {}; start {} (--ranks {}), {}", shape.pp,
                     shape.dp, shape.cp, shape.tp, shape.ranks(), shape.ranks() == 1 ? "" : "s", ranks, shape.ranks(), shape.ranks(), way_out);
 }

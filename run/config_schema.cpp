@@ -149,7 +149,7 @@ void add_distributed(std::vector<ConfigKey>& keys) {
              "Decoder layers of each of the `pp * pp_chunks` stages; the first also holds the embedding, the last one norm and head. Empty: balanced by cost."));
   add(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"auto", "contiguous", "zigzag", "balanced"},
              "Who holds which tokens. `contiguous`: equal parts in order; `zigzag`: two parts each, from both ends; `balanced`: planned over the documents, so that work and tokens are "
-             "equal and least is sent; `auto`: what is fastest by the plans' costs and this machine's speeds, measured once and kept in `choices.json`."));
+             "equal and least is sent; `auto`: what is fastest, to within 3 %, by the plans' costs and this machine's speeds, measured once and kept in `choices.json`."));
   add(choice("distributed", "cp_exchange", SLOT(distributed.cp_exchange), {"auto", "ring", "gather", "heads"},
              "How keys and values travel. `ring`: step by step, in backward again; `gather`: all at once, kept for backward; `heads`: each rank gets all tokens of some heads "
              "(`cp_layout = \"contiguous\"`, `n_heads` a multiple of `cp`, `n_kv_heads` a multiple or a divisor); `auto` as above."));

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "data/loader.h"
 #include "parallel/context_choice.h"
@@ -58,6 +58,18 @@ Config with_decision(Config config, const ContextDecision& decision) {
   return config;
 }
 
+namespace {
+
+/// A record that was changed by hand must not decide.
+void check_recorded(const Config& config, const char* key, const std::string& value, const std::vector<std::string>& allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+  const std::string near = nearest(value, allowed);
+  fail<DataError>(config.run.dir + "/choices.json", "{} is \"{}\"; allowed: {}{}; without the keys context.* it is decided anew", key, value, fmt::join(allowed, ", "),
+                  near.empty() ? "" : "; nearest: " + near);
+}
+
+}  // namespace
+
 bool recorded_decision(const Config& config, const std::map<std::string, std::string>& choices, ContextDecision& decision) {
   const auto value = [&](const char* key) {
     const auto found = choices.find(key);
@@ -66,6 +78,9 @@ bool recorded_decision(const Config& config, const std::map<std::string, std::st
   const Config::Distributed& d = config.distributed;
   const std::string layout = value("context.layout"), exchange = value("context.exchange");
   if (layout.empty() || exchange.empty() || value("context.ranks") != std::to_string(d.cp)) return false;
+  check_recorded(config, "context.layout", layout, {"contiguous", "zigzag", "balanced"});
+  const bool shared_heads = layout == "contiguous" && heads_fit(config.model.n_heads, config.model.n_kv_heads, d.cp);
+  check_recorded(config, "context.exchange", exchange, shared_heads ? std::vector<std::string>{"ring", "gather", "heads"} : std::vector<std::string>{"ring", "gather"});
   if ((d.cp_layout != "auto" && d.cp_layout != layout) || (d.cp_exchange != "auto" && d.cp_exchange != exchange)) return false;
   decision = {layout, exchange, fmt::format("context: {}, {}, as this run began", layout, exchange), {}};
   for (const auto& [key, text] : choices)

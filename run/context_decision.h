@@ -28,7 +28,8 @@ std::optional<ContextExchange> asked_exchange(const Config& config);
 /// Whether there is anything to decide.
 bool is_context_open(const Config& config);
 
-/// What `choices` of a run folder say, where they are of as many context ranks and do not contradict a key that is given.
+/// What `choices` of the config's run folder say, where they are of as many context ranks and do not contradict a key that is given. Throws DataError,
+/// naming file and key, for values that can not be in force.
 bool recorded_decision(const Config& config, const std::map<std::string, std::string>& choices, ContextDecision& decision);
 
 /// Measures speeds and decides for the first microbatches of `corpus`: rank 0's speeds count. `choices`: rank 0's run folder's, replayed where they can be.

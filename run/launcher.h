@@ -11,7 +11,7 @@ struct LaunchOptions {
   std::string executable;                  ///< "" = this program's own
   std::vector<std::string> arguments;      ///< of every rank, after `--launched-from FOLDER`
   double watchdog_seconds = 600;           ///< longest time until all ranks have come together
-  std::string resume_hint = "the same command resumes from the last checkpoint";  ///< after a rank has died
+  std::string resume_hint = "the same command goes on from the last checkpoint, if there is one";  ///< after a rank has died
 };
 
 /// Returns the exit status for the whole job once no process of it is left: 0 where all ranks ended well, 1 where one failed (it has said why) or died (one

@@ -201,6 +201,8 @@ void Session::print_kernels() {
   }
   choices["instruction_set"] = std::string(instruction_set(rank_));
   const auto before = folder_->choices();
+  for (const auto& [key, value] : before)  // decided once for the run, though this start did not ask for it
+    if (choices_.empty() && key.starts_with("context.")) choices.emplace(key, value);
   const auto old_set = before.find("instruction_set");
   if (old_set != before.end() && old_set->second != choices["instruction_set"])
     say(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));

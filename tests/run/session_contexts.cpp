@@ -132,4 +132,35 @@ BOOST_AUTO_TEST_CASE(a_recorded_decision_is_taken_only_where_it_fits) {
   BOOST_TEST(!taken(4, "auto", "gather"));
 }
 
+BOOST_AUTO_TEST_CASE(a_record_that_can_not_be_in_force_is_refused_by_file_and_key) {
+  Config config;
+  config.run.dir = "runs/mine";
+  config.model.n_heads = 4;
+  config.model.n_kv_heads = 4;
+  config.distributed.cp = 2;
+  config.distributed.cp_layout = config.distributed.cp_exchange = "auto";
+  const auto refuse = [&](const char* layout, const char* exchange, std::initializer_list<std::string> words) {
+    ContextDecision decision;
+    check_error<DataError>([&] { recorded_decision(config, {{"context.layout", layout}, {"context.exchange", exchange}, {"context.ranks", "2"}}, decision); }, words);
+  };
+  refuse("spiral", "ring", {"[runs/mine/choices.json]", "context.layout is \"spiral\"", "contiguous, zigzag, balanced"});
+  refuse("auto", "ring", {"context.layout is \"auto\""});
+  refuse("balanced", "auto", {"context.exchange is \"auto\"", "ring, gather"});
+  refuse("balanced", "heads", {"context.exchange is \"heads\"", "ring, gather", "decided anew"});
+  config.model.n_heads = config.model.n_kv_heads = 3;
+  refuse("contiguous", "heads", {"context.exchange is \"heads\""});
+}
+
+BOOST_AUTO_TEST_CASE(what_was_decided_outlives_a_run_with_other_keys) {
+  Scratch scratch;
+  const Config open = ranks_config(scratch, "run", contexts(2, "auto auto")), given = ranks_config(scratch, "run", contexts(2, "zigzag gather"));
+  run_training_ranks(open, 2);
+  const auto first = RunFolder(open.run.dir).choices();
+  run_training_ranks(given, 2);
+  run_training_ranks(ranks_config(scratch, "run", single), 2);
+  run_training_ranks(open, 2);
+  const auto last = RunFolder(open.run.dir).choices();
+  for (const char* key : {"context.layout", "context.exchange", "context.ranks", "context.speeds"}) BOOST_TEST(last.at(key) == first.at(key));
+}
+
 BOOST_AUTO_TEST_SUITE_END()
