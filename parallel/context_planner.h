@@ -19,7 +19,9 @@ class ContextPlanner {
  public:
   ContextPlanner(int64_t ranks, ContextOptions options, size_t remembered = 64);
   /// `whole`: a microbatch's documents. Throws as make_context_plan.
-  std::shared_ptr<const ContextPlan> plan(const Documents& whole);
+  std::shared_ptr<const ContextPlan> plan(const Documents& whole) { return entry(whole).plan; }
+  /// What that plan comes to.
+  std::shared_ptr<const ContextLoad> load(const Documents& whole) { return entry(whole).load; }
   const ContextOptions& options() const { return options_; }
   int64_t ranks() const { return ranks_; }
 
@@ -27,7 +29,9 @@ class ContextPlanner {
   struct Entry {
     uint64_t documents;  ///< digest
     std::shared_ptr<const ContextPlan> plan;
+    std::shared_ptr<const ContextLoad> load;
   };
+  Entry entry(const Documents& whole);
   int64_t ranks_;
   ContextOptions options_;
   size_t remembered_;

@@ -133,9 +133,9 @@ void Trainer::count_microbatch(const HostBatch& host) {
     current_.padding += config_.train.seq_len - length;
   }
   if (!planner_) return;
-  const ContextLoad load = load_of(*planner_->plan(host.documents), host.documents, planner_->options().costs);
-  largest_cost_ += *std::max_element(load.cost.begin(), load.cost.end());
-  for (const int64_t cost : load.cost) total_cost_ += cost;
+  const auto load = planner_->load(host.documents);
+  largest_cost_ += *std::max_element(load->cost.begin(), load->cost.end());
+  for (const int64_t cost : load->cost) total_cost_ += cost;
 }
 
 void Trainer::forward_backward(const LoadedStep& batch) {
