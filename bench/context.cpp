@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int most_tries = 12;
+constexpr int most_tries = 4;
 constexpr double quiet = 0.9, most_queued = 0.02;
 
 Config small_model(int64_t tokens) {
@@ -100,17 +100,24 @@ double median_of(std::vector<double> values) {
 class Gate {
  public:
   explicit Gate(ContextBenchResult& result) : result_(result) {}
-  double seconds(const Config& config, int ranks, const LoadedStep& step) {
+  double seconds(const Config& config, int ranks, const LoadedStep& step, const std::function<void(const std::string& line)>& tell) {
     double& best = best_[ranks == 1 ? 0 : 1];
     Measurement quietest;
     for (int tries = 0; tries < most_tries; ++tries) {
       const Measurement one = measure(config, ranks, step);
       best = std::max(best, one.probe);
       if (tries == 0 || one.seconds < quietest.seconds) quietest = one;
-      if (one.probe >= quiet * best && one.queued <= most_queued * one.seconds) return one.seconds;
+      const std::string found = fmt::format("{:.0f} ms", 1e3 * one.seconds);
+      if (one.probe >= quiet * best && one.queued <= most_queued * one.seconds) {
+        tell(found);
+        return one.seconds;
+      }
+      if (tries + 1 == most_tries) break;
       ++result_.repeated;
+      tell(found + ", measured again: the processor was disturbed");
     }
     ++result_.disturbed;
+    tell(fmt::format("{:.0f} ms, the least of {} disturbed ones", 1e3 * quietest.seconds, most_tries));
     return quietest.seconds;
   }
 
@@ -166,8 +173,14 @@ ContextBenchResult bench_context(const ContextBenchOptions& options) {
 
   Gate gate(result);
   for (int64_t round = 0; round < options.rounds; ++round) {
-    result.alone.push_back(gate.seconds(alone, 1, packed));
-    for (size_t i = 0; i < candidates.size(); ++i) result.lines[i].seconds.push_back(gate.seconds(candidates[i].config, 2, *candidates[i].step));
+    const auto tell_of = [&](const std::string& name) {
+      return [&options, prefix = fmt::format("round {} of {}, {}: ", round + 1, options.rounds, name)](const std::string& found) {
+        if (options.progress) options.progress(prefix + found);
+      };
+    };
+    result.alone.push_back(gate.seconds(alone, 1, packed, tell_of("one rank")));
+    for (size_t i = 0; i < candidates.size(); ++i)
+      result.lines[i].seconds.push_back(gate.seconds(candidates[i].config, 2, *candidates[i].step, tell_of(result.lines[i].name)));
   }
   result.alone_median = median_of(result.alone);
   for (size_t i = 0; i < result.lines.size(); ++i) {

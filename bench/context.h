@@ -1,6 +1,7 @@
 // Whole training steps of one packed row by one rank and by two.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@ namespace quire::bench {
 struct ContextBenchOptions {
   std::string lengths = "bench/lengths", corpus = "lognormal-512";
   int64_t tokens = 8192, rounds = 7;
+  std::function<void(const std::string& line)> progress;  ///< told after each measurement, if given
 };
 
 /// One way to train the row with two ranks.
@@ -34,7 +36,7 @@ struct ContextBenchResult {
 
 /// Each round measures one rank, then every layout and exchange of two, and a ring that knows nothing of documents. A measurement counts where the
 /// processor made at least 90 % of its best multiply-adds per second before and after it, and no rank waited for a processor for more than 2 % of it;
-/// else it is made again, a few times.
+/// else it is made again, up to three times.
 ContextBenchResult bench_context(const ContextBenchOptions& options);
 
 }  // namespace quire::bench

@@ -11,6 +11,7 @@
 #include "bench/rows.h"
 #include "parallel/context_traffic.h"
 #include "run/machine.h"
+#include "runtime/error.h"
 
 namespace quire::bench {
 
@@ -152,6 +153,10 @@ double heads_percent(int64_t ranks) {
 }  // namespace
 
 PlansResult bench_plans(const PlansOptions& options) {
+  for (const int64_t tokens : options.tokens)
+    for (const int64_t ranks : options.ranks)
+      if (ranks > tokens)
+        fail<ConfigError>("bench", "--cp {} is more ranks than a row of {} tokens (--tokens) has; allowed: at most {}", ranks, tokens, tokens);
   PlansResult result;
   const std::vector<Lengths> corpora = read_lengths(options.lengths);
   for (const Lengths& lengths : corpora) result.times.push_back(time_planning(lengths));
@@ -215,6 +220,42 @@ std::string aims_of(const std::vector<PlansCell>& cells) {
                             step, count, verdict(step == count));
 }
 
+/// The table in a few sentences.
+std::string summary_of(const std::vector<PlansCell>& packed, const std::vector<PlansCell>& drawn) {
+  int64_t rows = 0, over = 0, outside = 0, drawn_rows = 0, drawn_over = 0;
+  double contiguous = 0, zigzag = 0, received = 0, contiguous_pairs = 0, zigzag_pairs = 0;
+  std::string more;  // keys received than needed
+  int64_t missed = 0;
+  for (const PlansCell& c : packed) {
+    const double share = 1 / static_cast<double>(packed.size());
+    rows += c.rows;
+    over += c.over_pairs;
+    outside += c.outside_tokens;
+    contiguous += share * c.contiguous_received;
+    zigzag += share * c.zigzag_received;
+    received += share * c.received;
+    contiguous_pairs = std::max(contiguous_pairs, c.contiguous_pairs);
+    zigzag_pairs = std::max(zigzag_pairs, c.zigzag_pairs);
+    if (c.received_holds()) continue;
+    ++missed;
+    if (missed <= 4) more += fmt::format("{}{} with {} tokens over {} ranks", missed > 1 ? ", " : "", c.corpus, c.tokens, c.ranks);
+  }
+  for (const PlansCell& c : drawn) {
+    drawn_rows += c.rows;
+    drawn_over += c.over_pairs;
+  }
+  std::string text = fmt::format(
+      "In short: of {} packed rows, balanced plans leave {} with a rank above 1.05 of the mean pairs and {} with tokens outside of their tolerance, "
+      "where contiguous parts have up to {:.2f} and zigzag up to {:.2f} (means of a line). ",
+      rows, over, outside, contiguous_pairs, zigzag_pairs);
+  text += fmt::format("They receive {:.1f} % of a full ring's keys in the mean of all lines (contiguous {:.1f} %, zigzag {:.1f} %); {}. ", received, contiguous,
+                      zigzag,
+                      missed == 0 ? "no line misses 1.25 x the bound + 5 %"
+                                  : fmt::format("{} of {} lines miss 1.25 x the bound + 5 % ({}{})", missed, packed.size(), more,
+                                                missed > 4 ? fmt::format(" and {} more", missed - 4) : ""));
+  return text + fmt::format("Of {} rows that are drawn but not packed, {} have a rank above 1.05.\n\n", drawn_rows, drawn_over);
+}
+
 }  // namespace
 
 std::string PlansResult::markdown() const {
@@ -223,6 +264,7 @@ std::string PlansResult::markdown() const {
       "from the lengths in `bench/lengths` (four "
       "lognormal distributions by their mean; Debian's fortunes, in bytes) and packed by best-fit decreasing.\n\n",
       packed.empty() ? 0 : packed.front().rows);
+  text += summary_of(packed, drawn);
   text +=
       "Pairs: query-key pairs of the busiest rank over the mean of all (1.00 is even). Keys: rows of keys and values that ranks receive in forward, "
       "in percent of a full ring, where everybody "

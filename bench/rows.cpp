@@ -15,6 +15,8 @@ std::vector<Lengths> read_lengths(const std::string& folder) {
   std::vector<Lengths> all;
   for (const char* name : {"lognormal-128", "lognormal-512", "lognormal-2048", "lognormal-8192", "fortunes"}) {
     const std::string path = folder + "/" + name + ".txt";
+    if (!disk().exists(path))
+      fail<ConfigError>("bench", "there is no {}; start it from the root of a checkout, or name the folder of document lengths with --lengths", path);
     std::istringstream lines(read_text(disk(), path));
     Lengths lengths{name, {}};
     int64_t length = 0, count = 0;

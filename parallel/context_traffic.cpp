@@ -145,7 +145,7 @@ int64_t ContextBytes::total() const {
   return std::accumulate(received_forward.begin(), received_forward.end(), std::accumulate(received_backward.begin(), received_backward.end(), int64_t{0}));
 }
 
-ContextBytes bytes_of(const ContextPlan& plan, const Documents& whole, const ContextModel& model) {
+ContextBytes bytes_of(const ContextPlan& plan, const Documents&, const ContextModel& model) {
   ContextBytes bytes;
   for (std::vector<int64_t>* values : {&bytes.received_forward, &bytes.received_backward, &bytes.sent_forward, &bytes.sent_backward})
     values->assign(static_cast<size_t>(plan.ranks), 0);
@@ -153,19 +153,21 @@ ContextBytes bytes_of(const ContextPlan& plan, const Documents& whole, const Con
     add_head_bytes(plan, model, bytes);
     return bytes;
   }
-  const std::vector<TokenRange> documents = documents_in(whole);
   // A ring's keys travel again in backward; what is gathered is kept, unless attention is made again.
   const int64_t again = (plan.exchange == ContextExchange::ring ? 1 : 0) + (model.recomputes ? 1 : 0);
   for (const LayerWindow& layer : model.costs.windows) {
-    const auto all = loads(plan, documents, layer.window);
-    for (size_t r = 0; r < all.size(); ++r)
-      for (const ContextStepLoad& step : all[r]) {
-        const int64_t in = step.received_rows * model.row_bytes() + 4 * step.received_words, out = step.sent_rows * model.row_bytes() + 4 * step.sent_words;
-        bytes.received_forward[r] += layer.layers * in;
-        bytes.sent_forward[r] += layer.layers * out;
-        bytes.received_backward[r] += layer.layers * (again * in + step.sent_rows * model.row_gradient_bytes());
-        bytes.sent_backward[r] += layer.layers * (again * out + step.received_rows * model.row_gradient_bytes());
-        bytes.messages += layer.layers * step.received_messages * (2 * (1 + again) + 1);
+    for (const ContextStep& step : plan.for_window(layer.window).steps)
+      for (const KeyTransfer& transfer : step.transfers) {
+        const auto to = static_cast<size_t>(transfer.to), from = static_cast<size_t>(transfer.from);
+        const int64_t rows = tokens_of(transfer.rows), forward = layer.layers * (rows * model.row_bytes() + 4 * record_words(transfer.rows));
+        const int64_t gradients = layer.layers * rows * model.row_gradient_bytes();
+        bytes.received_forward[to] += forward;
+        bytes.sent_forward[from] += forward;
+        bytes.received_backward[to] += again * forward;
+        bytes.sent_backward[from] += again * forward;
+        bytes.received_backward[from] += gradients;
+        bytes.sent_backward[to] += gradients;
+        bytes.messages += layer.layers * (2 * (1 + again) + 1);
       }
   }
   return bytes;

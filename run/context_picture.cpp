@@ -12,7 +12,7 @@ namespace {
 
 constexpr double side = 760, band = 22, left = 96, top = 118, gap = 70, margin = 24;
 constexpr size_t most_arrows = 72;
-constexpr int64_t most_lifelines = 12;
+constexpr int64_t most_lifelines = 12, most_cells = 128, most_areas = 2048;
 constexpr const char* dashes[] = {"", "7 3", "2 3", "9 3 2 3", "4 4", "1 2", "12 4", "6 2 2 2 2 2"};
 
 std::string escaped(std::string_view text) {
@@ -74,14 +74,14 @@ class Picture {
       : plan_(plan), window_(window), scale_(side / static_cast<double>(std::max<int64_t>(plan.tokens, 1))) {
     for (const DocumentRun& run : whole.runs()) documents_.push_back({run.global, run.global + run.length});
     if (plan.exchange == ContextExchange::heads)
-      steps_ = head_steps();
+      head_steps_ = head_steps();
     else
-      steps_ = plan.for_window(window).steps;
-    for (const ContextStep& step : steps_) transfers_ += step.transfers.size();
+      planned_ = &plan.for_window(window).steps;
+    for (const ContextStep& step : steps()) transfers_ += step.transfers.size();
     as_arrows_ = plan.ranks <= most_lifelines && transfers_ <= most_arrows;
     column_ = std::clamp(420.0 / static_cast<double>(plan.ranks), 44.0, 90.0);
     cell_ = std::clamp(520.0 / static_cast<double>(plan.ranks), 6.0, 26.0);
-    panel_ = std::max(as_arrows_ ? column_ * static_cast<double>(plan.ranks) : cell_ * static_cast<double>(plan.ranks) + 34, 430.0);
+    panel_ = std::max(as_arrows_ ? column_ * static_cast<double>(plan.ranks) : cell_ * static_cast<double>(std::min(plan.ranks, most_cells)) + 34, 430.0);
   }
 
   std::string draw(const PictureText& text) {
@@ -155,6 +155,10 @@ class Picture {
     const double end = static_cast<double>(plan_.tokens);
     body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:g}\" height=\"{:g}\" fill=\"#fafafa\"/>\n", key_x(0), query_y(0), side, side);
     body_ += fmt::format("<path d=\"{}\" fill=\"#ebebeb\"/>\n", path_of({{0, 0}, {end, end}, {0, end}}));
+    if (plan_.ranks > most_areas) {
+      documents_alone();
+      return;
+    }
     std::vector<std::string> specks(plan_.shards.size());
     const std::vector<int64_t> owner = owners(true);
     for (size_t i = 0; i < owner.size(); ++i)
@@ -181,6 +185,18 @@ class Picture {
       if (!own.empty()) full += fmt::format("<path data-rank=\"{}\" d=\"{}\" fill=\"{}\"/>\n", r, own, fill);
     }
     body_ += light + full;
+    outline();
+  }
+
+  /// Parts of ranks would be smaller than can be seen.
+  void documents_alone() {
+    std::string areas;
+    for (const TokenRange& document : documents_)
+      if (!tiny(document)) areas += path_of(area(document, document));
+    body_ += fmt::format("<path d=\"{}\" fill=\"#9a9a9a\"/>\n", areas);
+  }
+
+  void outline() {
     std::string outlines;
     for (const TokenRange& document : documents_)
       if (static_cast<double>(document.tokens()) * scale_ >= 6) outlines += path_of(area(document, document));
@@ -237,9 +253,12 @@ class Picture {
   double legend() {
     double y = top - 28;
     const bool heads = plan_.exchange == ContextExchange::heads;
+    const bool parts = plan_.ranks <= most_areas;
     const std::pair<std::string, std::string> entries[] = {
-        {"fill=\"#555555\"", heads ? "queries of the rank's own; computed by all ranks, each for its heads" : "computed with keys of the rank's own"},
-        {"fill=\"#555555\" fill-opacity=\"0.38\"", heads ? "" : "computed with keys received"},
+        {"fill=\"#555555\"", !parts  ? "computed; the parts of so many ranks can not be seen"
+                                  : heads ? "queries of the rank's own; computed by all ranks, each for its heads"
+                                          : "computed with keys of the rank's own"},
+        {"fill=\"#555555\" fill-opacity=\"0.38\"", heads || !parts ? "" : "computed with keys received"},
         {"fill=\"#ebebeb\"", "in a causal row without documents; not computed"}};
     for (const auto& [fill, words] : entries) {
       if (words.empty()) continue;
@@ -257,9 +276,9 @@ class Picture {
   }
 
   std::string step_name(size_t s) const {
-    if (plan_.exchange == ContextExchange::heads) return "heads: queries, keys and values there; outputs back";
-    return fmt::format("{} {}: {} transfer{}, {} rows", plan_.exchange == ContextExchange::gather ? "gather" : "step", s + 1, steps_[s].transfers.size(),
-                       steps_[s].transfers.size() == 1 ? "" : "s", grouped(rows_of(steps_[s])));
+    if (plan_.exchange == ContextExchange::heads) return "heads: queries, keys and values there, outputs back; rows of one layer";
+    return fmt::format("{} {}: {} transfer{}, {} rows of one layer", plan_.exchange == ContextExchange::gather ? "gather" : "step", s + 1, steps()[s].transfers.size(),
+                       steps()[s].transfers.size() == 1 ? "" : "s", grouped(rows_of(steps()[s])));
   }
 
   /// Returns where it ends.
@@ -269,7 +288,8 @@ class Picture {
       body_ += text_at(panel_x(), y + 10, 14, "start", "No keys travel: every document is whole on one rank.", "fill=\"#222222\"");
       return y + 40;
     }
-    return as_arrows_ ? arrows(y) : table(y);
+    if (as_arrows_) return arrows(y);
+    return plan_.ranks <= most_cells ? table(y) : totals(y);
   }
 
   double arrows(double y) {
@@ -277,11 +297,11 @@ class Picture {
     const double head = y + 12;
     std::string lines;
     y = head + 26;
-    for (size_t s = 0; s < steps_.size(); ++s) {
+    for (size_t s = 0; s < steps().size(); ++s) {
       lines += rimmed_text(panel_x(), y + 8, 12, "start", step_name(s), "fill=\"#222222\" font-weight=\"bold\"");
       y += 28;
       const char* dash = dashes[s % std::size(dashes)];
-      for (const KeyTransfer& transfer : steps_[s].transfers) {
+      for (const KeyTransfer& transfer : steps()[s].transfers) {
         const double from = x_of(transfer.from), to = x_of(transfer.to), way = to > from ? 1 : -1;
         const std::string fill = colour(transfer.from);
         lines += fmt::format("<g class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\">", s + 1, transfer.from,
@@ -312,10 +332,10 @@ class Picture {
   double table(double y) {
     const double x = panel_x() + 30, size = cell_ * static_cast<double>(plan_.ranks);
     y += 14;
-    body_ += text_at(x, y, 13, "start", "who sends (down) to whom (across): the darker, the more rows", "fill=\"#222222\" font-weight=\"bold\"");
+    body_ += text_at(x, y, 13, "start", "who sends (down) to whom (across): the darker, the more rows of one layer", "fill=\"#222222\" font-weight=\"bold\"");
     y += 32;
     int64_t most = 1;
-    for (const ContextStep& step : steps_)
+    for (const ContextStep& step : steps())
       for (const KeyTransfer& transfer : step.transfers) most = std::max(most, tokens_of(transfer.rows));
     body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#f4f4f4\"/>\n", x, y, size, size);
     const int64_t every = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(16 / cell_)));
@@ -329,8 +349,8 @@ class Picture {
       body_ += text_at(x - 10, y + at + 4, 10, "end", std::to_string(rank), "fill=\"#444444\"");
       body_ += text_at(x + at, y - 11, 10, "middle", std::to_string(rank), "fill=\"#444444\"");
     }
-    for (size_t s = 0; s < steps_.size(); ++s)
-      for (const KeyTransfer& transfer : steps_[s].transfers) {
+    for (size_t s = 0; s < steps().size(); ++s)
+      for (const KeyTransfer& transfer : steps()[s].transfers) {
         const int64_t rows = tokens_of(transfer.rows);
         body_ += fmt::format(
             "<rect class=\"transfer\" data-step=\"{}\" data-from=\"{}\" data-to=\"{}\" data-rows=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
@@ -339,17 +359,30 @@ class Picture {
             s + 1, transfer.from, transfer.to, rows, x + transfer.to * cell_, y + transfer.from * cell_, cell_ - 0.5, cell_ - 0.5,
             colour(transfer.from), 0.2 + 0.8 * std::sqrt(static_cast<double>(rows) / static_cast<double>(most)));
       }
-    y += size + 24;
+    return list_of_steps(x, y + size + 24);
+  }
+
+  /// Of so many ranks that no pair of them can be seen.
+  double totals(double y) {
+    int64_t rows = 0;
+    for (const ContextStep& step : steps()) rows += rows_of(step);
+    body_ += text_at(panel_x(), y + 10, 13, "start",
+                     fmt::format("{} transfers between {} ranks, {} rows of one layer", grouped(static_cast<int64_t>(transfers_)), plan_.ranks, grouped(rows)),
+                     "fill=\"#222222\" font-weight=\"bold\"");
+    return list_of_steps(panel_x(), y + 36);
+  }
+
+  double list_of_steps(double x, double y) {
     constexpr size_t shown = 8;
-    for (size_t s = 0; s < std::min(shown, steps_.size()); ++s, y += 17) body_ += text_at(x, y, 12, "start", step_name(s), "fill=\"#333333\"");
-    if (steps_.size() > shown) {
+    for (size_t s = 0; s < std::min(shown, steps().size()); ++s, y += 17) body_ += text_at(x, y, 12, "start", step_name(s), "fill=\"#333333\"");
+    if (steps().size() > shown) {
       int64_t rows = 0;
       size_t transfers = 0;
-      for (size_t s = shown; s < steps_.size(); ++s) {
-        rows += rows_of(steps_[s]);
-        transfers += steps_[s].transfers.size();
+      for (size_t s = shown; s < steps().size(); ++s) {
+        rows += rows_of(steps()[s]);
+        transfers += steps()[s].transfers.size();
       }
-      body_ += text_at(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps_.size(), transfers, grouped(rows)),
+      body_ += text_at(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps().size(), transfers, grouped(rows)),
                        "fill=\"#333333\"");
       y += 17;
     }
@@ -360,7 +393,10 @@ class Picture {
   int64_t window_;
   double scale_;
   std::vector<TokenRange> documents_;
-  std::vector<ContextStep> steps_;
+  const std::vector<ContextStep>& steps() const { return planned_ ? *planned_ : head_steps_; }
+
+  const std::vector<ContextStep>* planned_ = nullptr;
+  std::vector<ContextStep> head_steps_;
   size_t transfers_ = 0;
   bool as_arrows_ = true;
   double column_ = 0, cell_ = 0, panel_ = 0;

@@ -11,6 +11,13 @@
 
 namespace quire {
 
+/// Most ranks for which every layout and exchange is planned and predicted; above, the one in force alone, for one microbatch.
+constexpr int64_t most_compared_ranks = 1024;
+/// Most ranks that are planned at all.
+constexpr int64_t most_planned_ranks = 65536;
+/// Most transfers of a plan: a document over n ranks makes up to n x n / 2.
+constexpr int64_t most_planned_transfers = 6000000;
+
 /// One layout and exchange for one microbatch. Percentages are of a full ring, in which every rank receives every other rank's keys and values.
 struct ContextLine {
   ContextLayout layout = ContextLayout::contiguous;
@@ -18,10 +25,11 @@ struct ContextLine {
   double tokens = 1, pairs = 1, cost = 1;   ///< largest over mean of the ranks
   double received = 0,
          busiest = 0;  ///< keys and values received in forward, percent: mean and busiest rank. `heads`: what its bytes would be worth in rows
-  std::optional<double> over_bound;         ///< received over the least that any plan must receive; none where the bound is 0 or layers have windows
+  bool within = false;                      ///< cost and tokens are balanced to within the tolerances: what the bound is of
+  std::optional<double> over_bound;         ///< received over the least that a plan so balanced must receive; none where it is not, the bound is 0 or layers have windows
   double forward_bytes = 0, backward_bytes = 0;  ///< received by all ranks together for one layer, boundary records included
   int64_t tiles = 0;                        ///< visited, all ranks and layers, forward, per head
-  double skipped = 0;                       ///< percent of the tiles that a causal row without documents visits
+  double of_causal = 1;                     ///< tiles over those that a causal row without documents visits: above 1 where many ranks cut a small row
   double steps = 0;                         ///< made in one layer's forward pass, mean over layers
   std::optional<double> seconds;            ///< predicted, where speeds are known
 };
@@ -47,12 +55,13 @@ struct ContextReport {
   std::string dtype;
   double bound = 0, bound_busiest = 0;  ///< percent of a full ring: mean and busiest rank
   bool windows = false;                 ///< some layers have one: no bound
+  int64_t tolerance = 0;                ///< of cost, in thousandths of the mean
   std::vector<ContextLine> lines;       ///< those that can be
   size_t chosen = 0;                    ///< of them, the one in force
   std::string choice;                   ///< how it was chosen
   std::string speeds;                   ///< that it was chosen with; "" where nothing was left to choose
   std::vector<ContextRankLine> rank_lines;
-  ContextStepSummary summary;
+  ContextStepSummary summary;           ///< above most_compared_ranks: of the microbatch alone
   std::shared_ptr<const ContextPlan> plan;  ///< in force
 
   std::string table() const;
@@ -60,9 +69,18 @@ struct ContextReport {
 };
 
 /// For microbatch number `microbatch` of `step`, whose microbatches' documents are given. `choice`: what is in force, of choose_context. Throws
-/// ConfigError for a microbatch that the step does not have.
+/// ConfigError for a microbatch that the step does not have, and for more than most_planned_ranks or most_planned_transfers.
 ContextReport report_context(const Config& config, std::span<const Documents> microbatches, int64_t step, int64_t microbatch, const ContextChoice& choice,
                              const std::optional<ContextSpeeds>& speeds = {});
+
+/// Throws ConfigError for more than most_planned_ranks.
+void check_planned_ranks(int64_t ranks);
+
+/// `1 document`, `2 documents`
+std::string counted(int64_t number, std::string_view what);
+
+/// `87.5 % of a causal row's tiles skipped`, or `13840 tiles, 346 x those of a causal row` where none are.
+std::string tiles_text(const ContextLine& line);
 
 /// `2 of 3 steps made`; for `heads` in words of its own.
 std::string steps_text(double steps, ContextExchange exchange, int64_t ranks);

@@ -71,10 +71,17 @@ ContextReport report_planned(const Config& config, const PlannedStep& planned, i
     if (!reason.empty()) choice.reason = fmt::format("{}, {}: {}", name_of(choice.layout), name_of(choice.exchange), reason);
     return report_context(config, planned.microbatches, planned.step, microbatch, choice, speeds);
   };
+  check_planned_ranks(config.distributed.cp);
   if (!is_context_open(config)) return report(config, {}, {});
   ContextDecision recorded;
   if (!config.run.dir.empty() && recorded_decision(config, stored_choices(config.run.dir), recorded))
     return report(with_decision(config, recorded), "as the run in " + config.run.dir + " began", {});
+  if (config.distributed.cp > most_compared_ranks) {
+    ContextDecision shown;
+    shown.exchange = asked_exchange(config) ? config.distributed.cp_exchange : "ring";
+    shown.layout = asked_layout(config) ? config.distributed.cp_layout : shown.exchange == "heads" ? "contiguous" : "balanced";
+    return report(with_decision(config, shown), fmt::format("over more than {} ranks nothing is predicted; a run may choose another for auto", most_compared_ranks), {});
+  }
   return report(config, {}, local_speeds(config));
 }
 
@@ -83,20 +90,21 @@ std::string picture_of(const Config& config, const PlannedStep& planned, const C
   const int64_t window = context_model(config).costs.windows.front().window;
   const std::string name = config.data.dataset_path.substr(config.data.dataset_path.rfind('/') + 1);
   PictureText text;
-  text.title = fmt::format("{}: {} tokens in {} documents over {} ranks; {} layout, {}", name, report.tokens, report.documents, report.ranks,
+  text.title = fmt::format("{}: {} in {} over {}; {} layout, {}", name, counted(report.tokens, "token"),
+                           counted(report.documents, "document"), counted(report.ranks, "rank"),
                            name_of(line.layout), name_of(line.exchange));
   text.subtitle = fmt::format(
-      "largest over mean: tokens {:.3f}, pairs {:.3f}, step {:.3f}; keys received: {:.1f} % of a full ring{}; {:.1f} % of a causal row's tiles "
-      "skipped; {}{}",
-      line.tokens, line.pairs, line.cost, line.received, report.windows ? "" : fmt::format(" (at least {:.1f} %)", report.bound), line.skipped,
+      "largest over mean: tokens {:.3f}, pairs {:.3f}, step {:.3f}; keys received: {:.1f} % of a full ring{}; {}; {}{}",
+      line.tokens, line.pairs, line.cost, line.received, 
+      report.windows || !line.within ? "" : fmt::format(" (at least {:.1f} % where so balanced)", report.bound), tiles_text(line),
       steps_text(line.steps, line.exchange, report.ranks), window > 0 ? fmt::format("; layers with a window of {}", window) : "");
   return context_picture(*report.plan, planned.microbatches.at(static_cast<size_t>(report.microbatch)), window, text);
 }
 
 std::string PlannedStep::table() const {
-  return fmt::format("layout: {} ({} rank{}); step {}: {} rows of up to {} tokens in {} microbatches, {} tokens, {} targets, {} documents\n",
-                     Mesh(mesh).name(), mesh.ranks(), mesh.ranks() == 1 ? "" : "s", step, rows, row_length, microbatches.size(), tokens, valid,
-                     documents);
+  return fmt::format("layout: {} ({}); step {}: {} of up to {} in {}, {}, {}, {}\n", Mesh(mesh).name(), counted(mesh.ranks(), "rank"), step,
+                     counted(rows, "row"), counted(row_length, "token"), microbatches.size() == 1 ? "1 microbatch" : fmt::format("{} microbatches", microbatches.size()),
+                     counted(tokens, "token"), counted(valid, "target"), counted(documents, "document"));
 }
 
 std::string PlannedStep::to_json() const {

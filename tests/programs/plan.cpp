@@ -1,4 +1,6 @@
 // The program plan: the layout of a run for any number of ranks, as tables, JSON and a picture, without starting ranks.
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 
 #include "programs/fixture.h"
@@ -74,6 +76,34 @@ BOOST_AUTO_TEST_CASE(one_rank_exchanges_nothing) {
   BOOST_TEST(!json.contains("context"));
 }
 
+BOOST_AUTO_TEST_CASE(links_and_pipes_stay_what_they_are) {
+  const Scratch scratch;
+  const std::string link = scratch.path("link.svg"), target = scratch.path("target.svg"), pipe = scratch.path("pipe.svg");
+  std::filesystem::create_symlink("target.svg", link);
+  for (int i = 0; i < 2; ++i) {  // a target that is not there, and one that is
+    run_well({tool("plan"), tiny, "distributed.cp=2", "distributed.cp_layout=zigzag", "distributed.cp_exchange=ring", "--svg", link});
+    BOOST_TEST(std::filesystem::is_symlink(link));
+    BOOST_TEST(contents(target).starts_with("<svg"));
+  }
+  BOOST_REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  refused({"distributed.cp=2", "--svg", pipe}, {"is no regular file"});
+  BOOST_TEST(std::filesystem::is_fifo(pipe));
+}
+
+BOOST_AUTO_TEST_CASE(thousands_of_ranks) {
+  const Scratch scratch;
+  const std::string svg = scratch.path("picture.svg");
+  const nlohmann::json json = planned({"distributed.cp=1100", "train.seq_len=2048", "train.global_batch_size=2", "distributed.cp_layout=auto", "distributed.cp_exchange=auto",
+                                       "--svg", svg});
+  BOOST_TEST(json["context"]["candidates"].size() == 1U);
+  BOOST_TEST(json["context"]["layout"] == "balanced");
+  BOOST_TEST(json["context"]["choice"].get<std::string>().find("nothing is predicted") != std::string::npos);
+  BOOST_TEST(json["context"]["candidates"][0]["tiles_skipped_percent"].is_null());
+  BOOST_TEST(json["context"]["candidates"][0]["tiles_over_causal"].get<double>() > 1);
+  BOOST_TEST(json["context"]["candidates"][0]["forward_bytes_per_layer"].is_number_integer());
+  BOOST_TEST(std::filesystem::file_size(svg) < 2000000U);
+}
+
 BOOST_AUTO_TEST_CASE(bad_input) {
   refused({"distributed.cp=2", "distributed.cp_layout=zig"}, {"distributed.cp_layout", "zigzag"});
   refused({"distributed.cp=2", "distributed.cp_layuot=zigzag"}, {"cp_layuot", "cp_layout"});
@@ -85,6 +115,11 @@ BOOST_AUTO_TEST_CASE(bad_input) {
   refused({"distributed.cp=2", "data.epochs=1", "--step", "100000"}, {"step 100000", "data ends after step"});
   refused({"distributed.cp=2", "--svg", "/proc/none/picture.svg"}, {"/proc/none/picture.svg"});
   refused({"--svg", "/tmp/picture.svg"}, {"--svg", "distributed.cp"});
+  refused({"distributed.cp=2", "--svg", "/dev/full"}, {"--svg /dev/full is no regular file"});
+  refused({"distributed.cp=2", "--svg", "/tmp"}, {"--svg /tmp is a folder", "/tmp/picture.svg"});
+  refused({"distributed.cp=2", "--svg", ""}, {"--svg is ''", "file's name"});
+  refused({"distributed.cp=2", "--svg", "-"}, {"--svg is '-'", "file's name"});
+  refused({"distributed.cp=70000", "train.seq_len=100000"}, {"distributed.cp is 70000", "at most 65536 ranks"});
   refused({"--nonsense"}, {"[plan]", "--help"});
 }
 

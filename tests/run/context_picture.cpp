@@ -115,6 +115,17 @@ BOOST_AUTO_TEST_CASE(size_does_not_grow_with_tokens) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(size_does_not_grow_with_pairs_of_ranks) {
+  const std::vector<int64_t> lengths{3000};
+  for (const int64_t ranks : {200, 1000, 3000}) {
+    const ContextPlan plan = make_context_plan(lengths, ranks, ContextLayout::contiguous, ContextExchange::gather);
+    const std::string svg = context_picture(plan, Documents::from_lengths(lengths), 0, {});
+    BOOST_TEST(svg.size() < 1000000U);
+    BOOST_TEST(seen_in(svg).transfers.empty());
+    BOOST_TEST(svg.find(" transfers between " + std::to_string(ranks) + " ranks, ") != std::string::npos);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(texts_are_escaped) {
   const std::vector<int64_t> lengths{8};
   const ContextPlan plan = make_context_plan(lengths, 2, ContextLayout::contiguous, ContextExchange::ring);

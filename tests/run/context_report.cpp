@@ -149,6 +149,28 @@ BOOST_AUTO_TEST_CASE(table_and_json_say_the_same) {
   check_error<ConfigError>([&] { report_of(config, some_microbatches(2), -1); }, {"microbatch -1", "0 to 1"});
 }
 
+BOOST_AUTO_TEST_CASE(bounds_are_told_of_plans_that_are_so_balanced) {
+  for (const auto& [layout, within] : {std::pair{"balanced", true}, {"contiguous", false}}) {
+    const Config config = config_of({"distributed.cp=4", fmt::format("distributed.cp_layout={}", layout), "distributed.cp_exchange=ring",
+                                     "model.sliding_window=[]"});
+    const std::vector<int64_t> one{192};
+    const ContextReport report = report_of(config, {Documents::from_lengths(one)});
+    const std::string table = report.table();
+    BOOST_TEST(report.lines.at(report.chosen).within == within);
+    BOOST_TEST(report.lines.at(report.chosen).over_bound.has_value() == within);
+    BOOST_TEST((table.find("a plan balanced to within 5 % needs at least") != std::string::npos) == within);
+    BOOST_TEST((table.find("is not balanced to within 5 %") != std::string::npos) == !within);
+    for (const char* part : {"192 tokens in 1 document,", "summed over 3 layers", "the step's one microbatch"})
+      BOOST_TEST(table.find(part) != std::string::npos, part);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(many_transfers_are_refused) {
+  const Config config = config_of({"distributed.cp=4096", "train.seq_len=8192", "distributed.cp_layout=zigzag", "distributed.cp_exchange=gather", "model.sliding_window=[]"});
+  check_error<ConfigError>([&] { report_of(config, {Documents::from_lengths(std::vector<int64_t>{8192})}); }, {"transfers", "8192 tokens"});
+  check_error<ConfigError>([] { check_planned_ranks(65537); }, {"65537", "65536"});
+}
+
 BOOST_AUTO_TEST_CASE(bytes_told_are_bytes_sent) {
   const std::vector<Documents> microbatches = some_microbatches(3);
   for (const char* recomputation : {"none", "full"})
