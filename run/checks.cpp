@@ -16,6 +16,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t most_documents_alone = 32;
+constexpr AttentionBackend all_backends[] = {AttentionBackend::block, AttentionBackend::dense};
 
 CheckResult begin_result(const char* probe, const ProbeLayout& layout, const ProbeRow& row, const ProbeMode& mode) {
   CheckResult result;
@@ -82,7 +83,8 @@ CheckResult leak_probe(ProbeLayout& layout, const ProbeRow& row, const ProbeMode
   result.passed = seen && result.leaked_rows == 0;
   const char* documents = runs.size() == 2 ? "the two documents" : "the documents";
   if (!seen) result.words = "the changed token's own row did not change: the model does not look at its input";
-  else if (result.passed) result.words = fmt::format("{:.1f} % of rows changed: {} are kept apart", percent(result), documents);
+  else if (result.passed && runs.size() == 2 && runs[0].length == runs[1].length) result.words = fmt::format("{:.1f} % of rows changed: {} are kept apart", percent(result), documents);
+  else if (result.passed) result.words = fmt::format("only rows of the changed document changed ({:.1f} % of all{})", percent(result), changes.size() > 1 ? " at most" : "");
   else result.words = fmt::format("{:.1f} % of rows changed: {} are mixed up, {} rows saw what they must not", percent(result), documents, result.leaked_rows);
   return result;
 }
@@ -207,7 +209,7 @@ bool breaks_records(const std::string& broken) { return broken == "swapped" || b
 
 /// Probes with one of the layout's breaks: each must see it, where the row shows it.
 void add_controls(ProbeLayout& layout, const ProbeRow& row, const ProbeMode& control, std::vector<int64_t> changes, std::vector<int64_t> scored,
-                  int64_t vocabulary, std::vector<CheckResult>& results) {
+                  int64_t vocabulary, const CheckSink& found) {
   const std::optional<ProbeLeak> leak = layout.leak_of(row.input, control.broken);
   if (!leak) return;
   add_once(changes, leak->place);
@@ -215,7 +217,7 @@ void add_controls(ProbeLayout& layout, const ProbeRow& row, const ProbeMode& con
   std::vector<CheckResult> seen{leak_probe(layout, row, control, changes, vocabulary), gradient_probe(layout, row, control, scored)};
   const int64_t mismatches = layout.take_mismatches();
   if (layout.carries_records() && breaks_records(control.broken)) seen.push_back(record_check(layout, control, mismatches));
-  for (CheckResult& result : seen) results.push_back(as_control(std::move(result), control.broken));
+  for (CheckResult& result : seen) found(as_control(std::move(result), control.broken));
 }
 
 }  // namespace
@@ -236,29 +238,35 @@ CheckResult target_check(RanksLayout& layout, const ProbeRow& row, const ProbeMo
   return result;
 }
 
-std::vector<CheckResult> check_layout(ProbeLayout& layout, ProbeLayout& reference, const ModelConfig& model, const std::vector<ProbeRow>& rows,
-                                      const std::string& broken) {
-  std::vector<CheckResult> results;
+void check_layout(ProbeLayout& layout, ProbeLayout& reference, const ModelConfig& model, const std::vector<ProbeRow>& rows, const std::string& broken,
+                  std::span<const AttentionBackend> backends, const CheckSink& found) {
   const int64_t reach = influence_reach(model);
-  for (const AttentionBackend backend : {AttentionBackend::block, AttentionBackend::dense}) {
+  const auto scored_documents = [](const ProbeRow& row) {
+    const int64_t documents = static_cast<int64_t>(row.input.documents.runs().size());
+    return documents > 2 ? std::vector<int64_t>{documents - 1, documents / 2} : std::vector<int64_t>{documents - 1};
+  };
+  for (const AttentionBackend backend : backends) {
     const ProbeMode mode{backend, broken};
     int64_t mismatches = 0;
     for (const ProbeRow& row : rows) {
-      const int64_t documents = static_cast<int64_t>(row.input.documents.runs().size());
-      const std::vector<int64_t> changes = places_to_change(row, reach >= 0);
-      std::vector<int64_t> scored{documents - 1};
-      if (documents > 2) scored.push_back(documents / 2);
-      results.push_back(leak_probe(layout, row, mode, changes, model.vocab_size));
-      results.push_back(gradient_probe(layout, row, mode, scored));
-      results.push_back(alone_probe(layout, reference, row, mode));
+      found(leak_probe(layout, row, mode, places_to_change(row, reach >= 0), model.vocab_size));
+      found(gradient_probe(layout, row, mode, scored_documents(row)));
+      found(alone_probe(layout, reference, row, mode));
       mismatches += layout.take_mismatches();
-      if (reach == 0) continue;
-      for (const std::string& name : layout.breaks()) add_controls(layout, row, {backend, name}, changes, scored, model.vocab_size, results);
     }
-    if (layout.carries_records()) results.push_back(record_check(layout, mode, mismatches));
+    if (layout.carries_records()) found(record_check(layout, mode, mismatches));
   }
-  // What holds first, then what would be seen if it did not.
-  std::stable_partition(results.begin(), results.end(), [](const CheckResult& result) { return !result.name.starts_with("control"); });
+  if (reach == 0) return;
+  for (const AttentionBackend backend : backends)
+    for (const ProbeRow& row : rows)
+      for (const std::string& name : layout.breaks())
+        add_controls(layout, row, {backend, name}, places_to_change(row, reach >= 0), scored_documents(row), model.vocab_size, found);
+}
+
+std::vector<CheckResult> check_layout(ProbeLayout& layout, ProbeLayout& reference, const ModelConfig& model, const std::vector<ProbeRow>& rows,
+                                      const std::string& broken) {
+  std::vector<CheckResult> results;
+  check_layout(layout, reference, model, rows, broken, all_backends, [&](CheckResult result) { results.push_back(std::move(result)); });
   return results;
 }
 

@@ -1,5 +1,6 @@
 // What is asked of a layout: that no document reaches another, that boundaries and targets arrive as they were planned; and what must be seen where one thing is broken.
 #pragma once
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,10 +33,16 @@ CheckResult alone_probe(ProbeLayout& layout, ProbeLayout& reference, const Probe
 /// Targets after the cut: every input token has the target that it has in the row, on whichever rank. `mode.broken` may be `labels`.
 CheckResult target_check(RanksLayout& layout, const ProbeRow& row, const ProbeMode& mode);
 
+/// Takes each result as soon as it is known.
+using CheckSink = std::function<void(CheckResult)>;
+
 /// All checks of one layout: every probe on every row with every backend, as the layout works with `broken` ("" for nothing) in force, then the
 /// controls with each of the layout's breaks. No controls where no token's influence reaches another (all windows 1).
 std::vector<CheckResult> check_layout(ProbeLayout& layout, ProbeLayout& reference, const ModelConfig& model, const std::vector<ProbeRow>& rows,
                                       const std::string& broken = {});
+/// The same, each handed to `found` at once. What must hold comes first, then the controls. `backends`: those to try.
+void check_layout(ProbeLayout& layout, ProbeLayout& reference, const ModelConfig& model, const std::vector<ProbeRow>& rows, const std::string& broken,
+                  std::span<const AttentionBackend> backends, const CheckSink& found);
 
 /// A check that ran with something broken, as a control: it passes when it failed.
 CheckResult as_control(CheckResult result, const std::string& broken);

@@ -32,7 +32,7 @@ std::vector<std::string> pipeline_breaks(const PipelineStages& stages);
 /// All that must make documents leak: those of the pipeline, and `ring_step` (received keys are masked as one document) where keys come in steps.
 std::vector<std::string> leaking_breaks(const PipelineStages& stages, const ContextSharing& context);
 /// Those that let nothing leak and make a training step another one, where ranks share microbatches: `dkv_owner` (gradients of received keys and values go to other tokens
-/// than theirs), `labels` (each rank makes targets after the cut), `denominator` (each rank divides by its own targets).
+/// than theirs), `labels` (each rank makes targets after the cut), `denominator` (each rank divides by its own targets alone).
 std::vector<std::string> training_breaks(const ContextSharing& context);
 
 /// The pipeline's part of `dropped@stageK` and `swapped`; nullptr for other names. `batches` are the microbatches of the pass; they outlive it.

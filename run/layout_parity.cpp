@@ -85,7 +85,7 @@ void break_targets(const std::string& broken, Trainer& trainer, LoadedStep& batc
     valid += own_valid(host.targets, own);
     if (broken == "labels") shift_own_targets(host.targets, own);
   }
-  if (broken == "denominator") batch.plan.valid = std::max<int64_t>(valid * trainer.config().distributed.cp * trainer.share().count, 1);
+  if (broken == "denominator") batch.plan.valid = std::max<int64_t>(valid, 1);  // with no factor of the ranks, which would hide it where all have as many
 }
 
 /// One rank's part of a step; gradients that it speaks for go into `numbers`.
@@ -231,8 +231,8 @@ CheckResult LayoutParity::unpacked_control() const {
 
 namespace {
 
-/// Whether a context rank has other targets, or divides by another number, in that step.
-bool targets_differ(const LoadedStep& step, ContextPlanner& planner, int64_t replicas, const std::string& broken) {
+/// Whether a context rank with targets has other ones, or divides by another number, in that step.
+bool targets_differ(const LoadedStep& step, ContextPlanner& planner, const std::string& broken) {
   for (int64_t rank = 0; rank < planner.ranks(); ++rank) {
     int64_t valid = 0;
     for (const HostBatch& host : step.microbatches) {
@@ -242,7 +242,7 @@ bool targets_differ(const LoadedStep& step, ContextPlanner& planner, int64_t rep
       shift_own_targets(targets, own);
       if (broken == "labels" && targets != host.targets) return true;
     }
-    if (broken == "denominator" && valid * planner.ranks() * replicas != step.plan.valid) return true;
+    if (broken == "denominator" && valid > 0 && valid != step.plan.valid) return true;
   }
   return false;
 }
@@ -252,7 +252,7 @@ bool are_alike(const std::vector<int32_t>& tokens) { return std::adjacent_find(t
 
 /// Whether a replica's part of the step shows it.
 bool step_sees(const Config& config, const LoadedStep& step, ContextPlanner& planner, const std::string& broken) {
-  if (broken == "labels" || broken == "denominator") return targets_differ(step, planner, mesh_shape(config).dp, broken);
+  if (broken == "labels" || broken == "denominator") return targets_differ(step, planner, broken);
   LoadedStep rows = step;
   take_rows_for_documents(rows);
   for (size_t i = 0; i < step.microbatches.size(); ++i) {

@@ -41,17 +41,17 @@ std::string SelfcheckReport::to_json() const {
 std::string SelfcheckReport::table() const {
   std::string text;
   for (const std::string& note : notes) text += note + "\n";
-  size_t name = 0, layout = 0;
-  for (const CheckResult& check : checks) {
-    name = std::max(name, check.name.size());
-    layout = std::max(layout, check.layout.size());
-  }
-  for (const CheckResult& check : checks)
-    text += fmt::format("{:<6} {:<{}}  {:<{}}  {:<5}  {}\n", check.passed ? "ok" : "FAILED", check.name, name, check.layout, layout, check.backend, check.words);
+  for (const CheckResult& check : checks) text += line(check) + "\n";
+  return text + outcome() + "\n";
+}
+
+std::string SelfcheckReport::line(const CheckResult& check) const {
+  return fmt::format("{:<6} {:<{}}  {:<{}}  {:<5}  {}", check.passed ? "ok" : "FAILED", check.name, name_width, check.layout, layout_width, check.backend, check.words);
+}
+
+std::string SelfcheckReport::outcome() const {
   const auto failed = std::count_if(checks.begin(), checks.end(), [](const CheckResult& check) { return !check.passed; });
-  text += failed == 0 ? fmt::format("{} checks passed: documents are kept apart\n", checks.size())
-                      : fmt::format("{} of {} checks FAILED\n", failed, checks.size());
-  return text;
+  return failed == 0 ? fmt::format("{} checks passed: documents are kept apart", checks.size()) : fmt::format("{} of {} checks FAILED", failed, checks.size());
 }
 
 namespace {
@@ -111,20 +111,23 @@ int64_t most_tokens(const SelfcheckOptions& options, int64_t vocabulary) {
   return std::max<int64_t>(std::min(options.tokens, (int64_t{1} << 25) / vocabulary), 4);
 }
 
-std::vector<CheckResult> check_parity(const Config& config, const std::shared_ptr<const Corpus>& corpus, ModelSource* weights, const std::string& broken,
-                                      std::vector<std::string> breaks, std::vector<std::string>& notes) {
+using NoteSink = std::function<void(std::string)>;
+
+constexpr int64_t few_ranks = 8;  ///< more take long where they are threads of one machine
+
+void check_parity(const Config& config, const std::shared_ptr<const Corpus>& corpus, ModelSource* weights, const std::string& broken,
+                  const std::vector<std::string>& breaks, const CheckSink& found, const NoteSink& note) {
   const std::string in_force = broken == "dropped" ? std::string() : broken;  // attention's own fault has no part in a training step
   const LayoutParity parity(config, corpus, weights);
-  std::vector<CheckResult> results{parity.check(in_force)};
+  found(parity.check(in_force));
   const auto seen = [&](const std::string& name) {
     const bool sees = parity_sees(config, corpus, name);
-    if (!sees) notes.push_back(fmt::format("note:  '{}' would change nothing in the first training step, so layout parity has no such control", name));
+    if (!sees) note(fmt::format("note:  '{}' would change nothing in the first training step, so layout parity has no such control", name));
     return sees;
   };
   for (const std::string& name : breaks)
-    if (name != "dropped" && seen(name)) results.push_back(as_control(parity.check(name), name));
-  if (seen("unpacked")) results.push_back(parity.unpacked_control());
-  return results;
+    if (name != "dropped" && seen(name)) found(as_control(parity.check(name), name));
+  if (seen("unpacked")) found(parity.unpacked_control());
 }
 
 /// The row's tokens as one document, as far as it may be long: wherever it is cut, the cut is inside of a document.
@@ -139,27 +142,46 @@ ProbeRow one_document_row(const ModelConfig& model, const ProbeInput& from) {
 }
 
 /// What a layout is probed with: where documents fit on ranks so well that no keys travel, also documents that ranks must share. Says what can not be seen.
-std::vector<ProbeRow> rows_for(RanksLayout& layout, const ModelConfig& model, const ProbeRow& equal, const ProbeRow& packed, std::vector<std::string>& notes) {
+std::vector<ProbeRow> rows_for(RanksLayout& layout, const ModelConfig& model, const ProbeRow& equal, const ProbeRow& packed, const NoteSink& note) {
   std::vector<ProbeRow> rows{equal, packed};
   if (influence_reach(model) == 0) return rows;
   if (ContextPlanner* planner = layout.planner(); planner != nullptr && !keys_travel(*planner->plan(packed.input.documents))) {
     if (std::optional<ProbeRow> shared = shared_probe_row(model, *planner, packed.input)) rows.push_back(std::move(*shared));
-    else notes.push_back("note:  no keys travel between ranks in these rows: there are too few tokens to share");
+    else note("note:  no keys travel between ranks in these rows: there are too few tokens to share");
   }
   for (const std::string& name : layout.breaks())
     if (std::none_of(rows.begin(), rows.end(), [&](const ProbeRow& row) { return layout.leak_of(row.input, name).has_value(); }))
-      notes.push_back(fmt::format("note:  '{}' lets no token reach another document in these rows, so the probes have no such control", name));
+      note(fmt::format("note:  '{}' lets no token reach another document in these rows, so the probes have no such control", name));
   return rows;
 }
 
 /// Targets of these rows, with what must be seen where they are made after the cut.
-std::vector<CheckResult> check_targets(RanksLayout& layout, const std::vector<ProbeRow>& rows, const std::string& broken) {
+void check_targets(RanksLayout& layout, const std::vector<ProbeRow>& rows, const std::string& broken, const CheckSink& found) {
   const std::string in_force = broken == "labels" ? broken : std::string();
-  std::vector<CheckResult> results;
-  for (const ProbeRow& row : rows) results.push_back(target_check(layout, row, {AttentionBackend::block, in_force}));
+  for (const ProbeRow& row : rows) found(target_check(layout, row, {AttentionBackend::block, in_force}));
   for (const ProbeRow& row : rows)
-    if (layout.labels_change(row.input)) results.push_back(as_control(target_check(layout, row, {AttentionBackend::block, "labels"}), "labels"));
-  return results;
+    if (layout.labels_change(row.input)) found(as_control(target_check(layout, row, {AttentionBackend::block, "labels"}), "labels"));
+}
+
+[[noreturn]] void refuse_break(const std::string& broken, const char* why) {
+  fail<ConfigError>("selfcheck", "--break {} changes nothing in this layout and data: {}; choose another one, or other windows, rows or documents", broken, why);
+}
+
+/// A break that can not be seen would pass: it is refused before anything is computed where that is known.
+void check_visible(const std::string& broken, const Config& config, const std::shared_ptr<const Corpus>& corpus) {
+  if ((broken == "dropped" || broken == "ring_step") && influence_reach(config.model) == 0) refuse_break(broken, "every layer's window is 1, so tokens never meet");
+  if ((broken == "dkv_owner" || broken == "denominator") && !parity_sees(config, corpus, broken))
+    refuse_break(broken, broken == "dkv_owner" ? "no keys travel between ranks in the first training step" : "one rank holds all targets of the first training step");
+}
+
+/// Widths of the table's columns, before any check is made: of the longest names there may be.
+void set_widths(SelfcheckReport& report, const std::vector<std::string>& breaks, const std::vector<std::string>& layouts) {
+  report.name_width = std::string("gradient probe, two equal documents").size();
+  size_t longest = std::string("dropped").size();
+  for (const std::string& name : breaks) longest = std::max(longest, name.size());
+  report.name_width += std::string("control, : ").size() + longest;
+  report.layout_width = std::string("single").size();
+  for (const std::string& name : layouts) report.layout_width = std::max(report.layout_width, name.size());
 }
 
 }  // namespace
@@ -178,6 +200,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   check_break(options.broken, breaks, sharing);
   if (config.model.vocab_size < 2) fail<ConfigError>("selfcheck", "model.vocab_size is {}: no token can be replaced by another; allowed: 2 or more", config.model.vocab_size);
   const CorpusSplit data = open_data(config, fs);
+  check_visible(options.broken, config, data.train);
   const std::unique_ptr<ModelSource> weights = weights_of(config, fs);
   Rank rank(rank_options(config));
   Model model(rank, config.model, config.dtype());
@@ -191,27 +214,41 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   forward.z_weight = config.train.z_loss_weight;
   SingleLayout single(rank, model, forward);
 
-  report.notes.push_back(fmt::format("model: {} parameters in {}, weights: {}", model.parameters().elements(), config.train.mixed_precision,
-                                     weights ? weights->info().origin : fmt::format("initial (seed {})", config.train.seed)));
+  const auto say = [&](const std::string& line) { if (options.print) options.print(line); };
+  const auto note = [&](std::string text) { say(report.notes.emplace_back(std::move(text))); };
+  const auto found = [&](CheckResult check) { say(report.line(report.checks.emplace_back(std::move(check)))); };
+  note(fmt::format("model: {} parameters in {}, weights: {}", model.parameters().elements(), config.train.mixed_precision,
+                   weights ? weights->info().origin : fmt::format("initial (seed {})", config.train.seed)));
   const auto describe_row = [](const ProbeRow& row) { return fmt::format("{}: {} tokens, {} documents", row.name, row.input.tokens.size(), row.input.documents.runs().size()); };
-  report.notes.push_back(fmt::format("data:  {}; {}; {}", config.data.dataset_path, describe_row(packed), describe_row(equal)));
-  report.notes.insert(report.notes.end(), context_notes.begin(), context_notes.end());
+  note(fmt::format("data:  {}; {}; {}", config.data.dataset_path, describe_row(packed), describe_row(equal)));
+  for (std::string& text : context_notes) note(std::move(text));
   for (const double logit : single.logits(packed.input, {}))
     if (!std::isfinite(logit))
       fail<NonFiniteError>("selfcheck", "the model's logits are not finite, so nothing can be said about its documents; look at the training that led there");
-  if (influence_reach(config.model) == 0) report.notes.push_back("note:  every layer's window is 1, so tokens never meet and there is no control");
-  if (!options.broken.empty()) report.notes.push_back(fmt::format("note:  '{}' is broken on purpose ({}): the checks must fail", options.broken, meaning_of(options.broken)));
-  const auto add = [&](std::vector<CheckResult> checks) { report.checks.insert(report.checks.end(), checks.begin(), checks.end()); };
-  const bool leaks = options.broken.empty() || std::find(leaking.begin(), leaking.end(), options.broken) != leaking.end();
-  if (options.broken.empty() || options.broken == "dropped") add(check_layout(single, single, config.model, {equal, packed}, options.broken));
+  if (influence_reach(config.model) == 0) note("note:  every layer's window is 1, so tokens never meet and there is no control");
+  if (!options.broken.empty()) note(fmt::format("note:  '{}' is broken on purpose ({}): the checks must fail", options.broken, meaning_of(options.broken)));
+  std::vector<AttentionBackend> backends{AttentionBackend::block, AttentionBackend::dense};
+  const int64_t probed_ranks = shape.pp * shape.cp;
+  const bool many = probed_ranks > few_ranks;
+  std::unique_ptr<RanksLayout> ranks;
   if (stages.stages() > 1 || sharing.ranks > 1) {
     RankOptions of_rank = rank_options(config);
-    of_rank.threads = std::max<int>(1, of_rank.threads / static_cast<int>(shape.pp * shape.cp));
-    RanksLayout ranks(of_rank, model, stages, forward, sharing);
-    if (leaks) add(check_layout(ranks, single, config.model, rows_for(ranks, config.model, equal, packed, report.notes), options.broken));  // else nothing of it is broken
-    if (sharing.ranks > 1) add(check_targets(ranks, {packed, one_document_row(config.model, packed.input)}, options.broken));
+    of_rank.threads = std::max<int>(1, of_rank.threads / static_cast<int>(probed_ranks));
+    ranks = std::make_unique<RanksLayout>(of_rank, model, stages, forward, sharing);
   }
-  if (shape.ranks() > 1 || stages.stages() > 1) add(check_parity(config, data.train, weights.get(), options.broken, breaks, report.notes));
+  set_widths(report, breaks, {ranks ? ranks->name() : "single", Mesh(shape).name()});
+  const bool leaks = options.broken.empty() || std::find(leaking.begin(), leaking.end(), options.broken) != leaking.end();
+  if (options.broken.empty() || options.broken == "dropped") check_layout(single, single, config.model, {equal, packed}, options.broken, backends, found);
+  if (ranks) {
+    if (many) {
+      backends = {config.model.attention_backend == "dense" ? AttentionBackend::dense : AttentionBackend::block};
+      note(fmt::format("note:  {} ranks are threads of this machine here, which may take minutes: they are checked with the {} backend alone", probed_ranks, name_of(backends[0])));
+    }
+    if (leaks) check_layout(*ranks, single, config.model, rows_for(*ranks, config.model, equal, packed, note), options.broken, backends, found);  // else nothing of it is broken
+    if (sharing.ranks > 1) check_targets(*ranks, {packed, one_document_row(config.model, packed.input)}, options.broken, found);
+  }
+  if (shape.ranks() > 1 || stages.stages() > 1) check_parity(config, data.train, weights.get(), options.broken, breaks, found, note);
+  if (!options.broken.empty() && report.passed()) refuse_break(options.broken, "all checks hold with it");
   return report;
 }
 

@@ -32,8 +32,13 @@ int main(int argc, char** argv) {
     return 1;
   }
   try {
+    if (!json)
+      options.print = [](const std::string& line) {  // at once, through a pipe too: many ranks take minutes
+        fmt::print("{}\n", line);
+        std::fflush(stdout);
+      };
     const quire::SelfcheckReport report = quire::selfcheck(quire::load_config(config_path, overrides), options);
-    fmt::print("{}{}", json ? report.to_json() : report.table(), json ? "\n" : "");
+    fmt::print("{}\n", json ? report.to_json() : report.outcome());
     finish_output("selfcheck");
     return report.passed() ? 0 : 1;
   } catch (const std::exception& error) {

@@ -161,6 +161,13 @@ BOOST_AUTO_TEST_CASE(selfcheck_of_context_ranks_reads_half_and_each_break_ends_w
     BOOST_TEST(holds(broken.out, "checks FAILED"), name);
     BOOST_TEST(holds(broken.out, "FAILED layout parity"), name);
   }
+  std::vector<std::string> unseen = tiny;
+  unseen.insert(unseen.end(), {"model.sliding_window=1", "--break", "dkv_owner"});
+  const ProgramResult nothing = run_program(unseen);
+  BOOST_TEST(nothing.status == 1);
+  BOOST_TEST(nothing.err.starts_with("[selfcheck] --break dkv_owner changes nothing"), nothing.err);
+  BOOST_TEST(lines_of(nothing.err).size() == 1u);
+  BOOST_TEST(nothing.out == "");
   const ProgramResult unknown = run_program({tiny[0], tiny[1], "--break", "ring_step"});
   BOOST_TEST(unknown.status == 1);
   BOOST_TEST(holds(unknown.err, "distributed.cp to 2 or more"), unknown.err);

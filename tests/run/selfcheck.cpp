@@ -7,6 +7,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "check.h"
 #include "data/loader.h"
@@ -111,6 +112,7 @@ BOOST_AUTO_TEST_CASE(documents_of_a_real_run_are_kept_apart_and_the_controls_see
   }
   BOOST_TEST(report.table().find("50.0 % of rows changed: the two documents are kept apart") != std::string::npos);
   BOOST_TEST(report.table().find("initial (seed 42)") != std::string::npos);
+  BOOST_TEST(find(report, "leak probe, packed row").words.starts_with("only rows of the changed document changed ("));
 }
 
 BOOST_AUTO_TEST_CASE(broken_on_purpose_every_check_fails_and_the_controls_do_not) {
@@ -404,6 +406,61 @@ BOOST_AUTO_TEST_CASE(every_break_of_context_ranks_fails_the_checks_with_its_reas
   refused(with_context({}, 2, "contiguous heads"), "ring_step", {"distributed.cp_exchange", "known: dropped, dkv_owner, labels, denominator"});
   refused(with_context({}, 2, "balanced ring"), "ring_steps", {"'ring_steps' is unknown", "did you mean 'ring_step'"});
   refused(with_context({}, 2, "balanced ring"), "swapped", {"distributed.pp to 2 or more"});
+}
+
+BOOST_AUTO_TEST_CASE(a_break_is_seen_where_all_context_ranks_have_as_many_targets_and_one_that_can_not_be_seen_is_refused) {
+  // One microbatch of long documents: all ranks have about as many targets.
+  const Run run(std::string(3000, 'b') + "Some words");
+  const auto config = [&](std::vector<std::string> settings) {
+    std::vector<std::string> overrides = with_context(in_layout(1, 1), 3, "balanced ring");
+    overrides.insert(overrides.end(), {"train.microbatch_size=3", "train.global_batch_size=3", "train.seq_len=101", "train.mixed_precision=f64"});
+    overrides.insert(overrides.end(), settings.begin(), settings.end());
+    return run.config(overrides);
+  };
+  for (const char* broken : {"denominator", "labels", "dkv_owner", "ring_step"}) {
+    const SelfcheckReport report = selfcheck(config({}), {.broken = broken, .tokens = 30});
+    BOOST_TEST(!report.passed(), report.table());
+  }
+  BOOST_TEST(find(selfcheck(config({}), {.broken = "denominator", .tokens = 30}), "layout parity").max_difference > 0.5);  // not hidden by a factor of the ranks
+  for (const char* broken : {"dropped", "ring_step", "dkv_owner"})
+    check_error<ConfigError>([&] { selfcheck(config({"model.sliding_window=1"}), {.broken = broken, .tokens = 30}); },
+                             {"[selfcheck]", std::string("--break ") + broken + " changes nothing in this layout and data"});
+}
+
+BOOST_AUTO_TEST_CASE(each_line_comes_as_soon_as_it_is_known) {
+  const Run run;
+  const Config config = run.config(with_context(in_layout(1, 1), 2, "balanced ring"));
+  std::multiset<std::string> lines;
+  const SelfcheckReport report = selfcheck(config, {.tokens = 30, .print = [&](const std::string& line) { lines.insert(line); }});
+  std::multiset<std::string> table;
+  std::istringstream text(report.table());
+  for (std::string line; std::getline(text, line);) table.insert(line);
+  lines.insert(report.outcome());
+  BOOST_TEST((lines == table), report.table());
+  // What is printed does not wait for what comes next: nothing more is computed after a line that throws.
+  struct Enough {};
+  std::vector<std::string> first;
+  BOOST_CHECK_THROW(selfcheck(config, {.tokens = 30, .print = [&](const std::string& line) {
+                                         first.push_back(line);
+                                         if (line.starts_with("ok ")) throw Enough();
+                                       }}),
+                    Enough);
+  BOOST_TEST(first.size() <= report.notes.size() + 1);
+  BOOST_TEST(first.front().starts_with("model: "), first.front());
+  BOOST_TEST(first.back().find("leak probe, two equal documents") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(many_ranks_are_checked_with_one_backend_and_the_report_says_so) {
+  const Run run;
+  for (const auto& [ranks, backends] : std::vector<std::pair<int64_t, size_t>>{{8, 2}, {9, 1}}) {
+    const SelfcheckReport report = selfcheck(run.config(with_context({"model.dim=16", "model.ffn_hidden_dim=16"}, ranks, "balanced ring")), {.tokens = 40});
+    BOOST_TEST(report.passed(), report.table());
+    std::set<std::string> seen;
+    for (const CheckResult& check : report.checks)
+      if (check.layout.ends_with("balanced ring")) seen.insert(check.backend);
+    BOOST_TEST(seen.size() == backends);
+    BOOST_TEST((report.table().find("block backend alone") != std::string::npos) == (backends == 1));
+  }
 }
 
 BOOST_AUTO_TEST_CASE(context_ranks_pass_on_data_with_little_to_see) {
