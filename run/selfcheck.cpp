@@ -171,7 +171,7 @@ void check_targets(RanksLayout& layout, const std::vector<ProbeRow>& rows, const
 void check_visible(const std::string& broken, const Config& config, const std::shared_ptr<const Corpus>& corpus) {
   if ((broken == "dropped" || broken == "ring_step") && influence_reach(config.model) == 0) refuse_break(broken, "every layer's window is 1, so tokens never meet");
   if ((broken == "dkv_owner" || broken == "denominator") && !parity_sees(config, corpus, broken))
-    refuse_break(broken, broken == "dkv_owner" ? "no keys travel between ranks in the first training step" : "one rank holds all targets of the first training step");
+    refuse_break(broken, broken == "dkv_owner" ? "no keys travel between ranks in the first training step, or its tokens are all alike" : "one rank holds all targets of the first training step");
 }
 
 /// Widths of the table's columns, before any check is made: of the longest names there may be.

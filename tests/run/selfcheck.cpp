@@ -410,17 +410,20 @@ BOOST_AUTO_TEST_CASE(every_break_of_context_ranks_fails_the_checks_with_its_reas
 
 BOOST_AUTO_TEST_CASE(a_break_is_seen_where_all_context_ranks_have_as_many_targets_and_one_that_can_not_be_seen_is_refused) {
   // One microbatch of long documents: all ranks have about as many targets.
-  const Run run(std::string(3000, 'b') + "Some words");
-  const auto config = [&](std::vector<std::string> settings) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += static_cast<char>('a' + (7 * i + i / 3) % 26);
+  const Run run(text), alike(std::string(3000, 'b'));
+  const auto config = [&](std::vector<std::string> settings, const Run* of = nullptr) {
     std::vector<std::string> overrides = with_context(in_layout(1, 1), 3, "balanced ring");
     overrides.insert(overrides.end(), {"train.microbatch_size=3", "train.global_batch_size=3", "train.seq_len=101", "train.mixed_precision=f64"});
     overrides.insert(overrides.end(), settings.begin(), settings.end());
-    return run.config(overrides);
+    return (of != nullptr ? *of : run).config(overrides);
   };
   for (const char* broken : {"denominator", "labels", "dkv_owner", "ring_step"}) {
     const SelfcheckReport report = selfcheck(config({}), {.broken = broken, .tokens = 30});
     BOOST_TEST(!report.passed(), report.table());
   }
+  check_error<ConfigError>([&] { selfcheck(config({}, &alike), {.broken = "dkv_owner", .tokens = 30}); }, {"[selfcheck]", "--break dkv_owner changes nothing", "all alike"});
   BOOST_TEST(find(selfcheck(config({}), {.broken = "denominator", .tokens = 30}), "layout parity").max_difference > 0.5);  // not hidden by a factor of the ranks
   for (const char* broken : {"dropped", "ring_step", "dkv_owner"})
     check_error<ConfigError>([&] { selfcheck(config({"model.sliding_window=1"}), {.broken = broken, .tokens = 30}); },
