@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "parallel/context_tails.h"
 #include "parallel/context_peel.h"
 
 namespace quire {
@@ -75,7 +76,28 @@ class Choice {
   bool within_ = false;
 };
 
-/// Peel and fill in several variants, and more of them where a microbatch is small and a try costs microseconds. False once nothing can be better.
+/// Whether some document can not be kept whole.
+bool has_to_cut(const BalanceTask& task) {
+  for (size_t d = 0; d < task.documents.size(); ++d)
+    if (task.documents.lengths[d] > task.most_tokens || task.document_costs[d] > task.cost_cap) return true;
+  return false;
+}
+
+/// Tails against heads, with short documents kept whole first: the more of them may be cut, the nearer ranks come to their limits.
+/// Until the limits are met, or all the cheaper variants. False once nothing can be better.
+bool offer_tails_and_heads(const BalanceTask& task, bool all, Choice& choice) {
+  if (choice.within() && !all) return true;
+  TailsAndHeads ways(task);
+  for (const int64_t part : {2, 1, 4, 16, 64})
+    for (const int64_t eager : {950, 500}) {
+      if (choice.within() && (!all || part > 4)) return true;
+      if (!choice.offer(ways.deal({eager, 20, task.shard / part, 2}))) return false;
+    }
+  return true;
+}
+
+/// Peel and fill in several variants, tails against heads where that is not enough, and more of them where a microbatch is small and a try
+/// costs microseconds. False once nothing can be better.
 bool offer_peeled(const BalanceTask& task, Choice& choice) {
   PeelAndFill peel(task);
   const auto documents = static_cast<int64_t>(task.documents.size());
@@ -84,13 +106,15 @@ bool offer_peeled(const BalanceTask& task, Choice& choice) {
     for (const bool mix : {false, true})
       if (restarts > 0 || eager > 0)
         if (!choice.offer(peel.deal({eager, 0, mix, 0, 0}))) return false;
+  const bool early = restarts > 0 && has_to_cut(task);
+  if (early && !offer_tails_and_heads(task, restarts > 5, choice)) return false;
   for (int64_t k = 0; k < restarts; ++k) {
     const PeelVariant variant{k % 4 * 250, k % 3 == 2 ? 2 : 0, (k & 4) != 0, static_cast<uint64_t>(15 + 10 * (k % 3)), static_cast<uint64_t>(k) + 1};
     if (!choice.offer(peel.deal(variant))) return false;
   }
   for (const int fine : {1, 2, 3})
     if (!choice.within()) choice.offer(peel.deal({500, fine, false, 0, 0}));
-  return true;
+  return early || offer_tails_and_heads(task, false, choice);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // A rank that holds tokens [a, b) of a document needs its keys up to b. So a document kept whole costs no traffic, nor does anything below
 // the end of what a rank holds of a document anyway. Costs rise along a document: ends of long documents have to be paired with cheap
-// tokens, those of short documents and of heads. Several ways of dealing the documents out are tried (context_peel.h is the main one), each
+// tokens, those of short documents and of heads. Several ways of dealing the documents out are tried (context_peel.h and context_tails.h), each
 // is judged, and the best is kept. Only integers decide, and counts bound the search, no clock does: every rank finds the same shards.
 #pragma once
 #include "parallel/context_cost.h"

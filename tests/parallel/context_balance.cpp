@@ -122,6 +122,47 @@ BOOST_AUTO_TEST_CASE(attention_is_balanced_and_traffic_near_the_bound) {
   if (!all) BOOST_TEST(received <= 1.2 * bound, "received " << received << ", bound " << bound);  // what these rows come to, so that a worse planner is seen
 }
 
+// Not packed by length: a document with most of the pairs in few tokens, whose tails use up what short documents there are.
+BOOST_AUTO_TEST_CASE(a_document_with_most_pairs_among_short_ones) {
+  test::LognormalLengths lengths(128, 1.0, 27);
+  const int64_t size = 8192;
+  for (const int64_t ranks : {3, 8, 16, 64}) {
+    std::vector<std::vector<int64_t>> rows;
+    for (const int64_t part : {2, 4, 6, 8})
+      for (int64_t i = 0; i < 4; ++i) {
+        std::vector<int64_t> row;
+        int64_t left = size - size / part;
+        for (; left > 0; left -= row.back()) row.push_back(std::min(left, lengths()));
+        row.insert(row.begin() + static_cast<std::ptrdiff_t>(lengths.below(row.size())), size / part);
+        check_context_plan(make_context_plan(row, ranks, ContextLayout::balanced, ContextExchange::ring), row);
+        rows.push_back(std::move(row));
+      }
+    const Summary each = summary_of(rows, ranks, {});
+    BOOST_TEST(each.outside == 0, ranks << " ranks: tokens outside of their limits on " << each.outside << " rows");
+    BOOST_TEST(each.over == 0, ranks << " ranks: worst cost " << each.step_balance);
+    BOOST_TEST(each.received <= 1.25 * each.bound + 0.05, ranks << " ranks: " << each.received << " of a full ring, bound " << each.bound);
+    BOOST_TEST_MESSAGE(ranks << " ranks: received " << each.received << ", bound " << each.bound << ", worst " << each.step_balance);
+  }
+}
+
+// Until a row is full, the last document cut.
+BOOST_AUTO_TEST_CASE(rows_as_they_are_drawn) {
+  for (const Corpus& corpus : corpora) {
+    test::LognormalLengths lengths(corpus.mean, corpus.sigma, 28);
+    std::vector<std::vector<int64_t>> rows(12);
+    for (std::vector<int64_t>& row : rows)
+      for (int64_t left = 8192; left > 0; left -= row.back()) row.push_back(std::min(left, lengths()));
+    for (const int64_t ranks : {4, 16, 64}) {
+      const Summary each = summary_of(rows, ranks, {});
+      const std::string cell = fmt::format("mean {}, {} ranks", corpus.mean, ranks);
+      BOOST_TEST(each.outside == 0, cell << ": tokens outside of their limits on " << each.outside << " rows");
+      BOOST_TEST(each.over == 0, cell << ": worst cost " << each.step_balance);
+      BOOST_TEST(each.received <= 1.25 * each.bound + 0.05, cell << ": " << each.received << " of a full ring, bound " << each.bound);
+      BOOST_TEST_MESSAGE(cell << ": received " << each.received << ", bound " << each.bound << ", worst " << each.step_balance);
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_whole_step_is_balanced_with_less_traffic) {
   for (const Corpus& corpus : {corpora[1], corpora[2]}) {
     test::LognormalLengths lengths(corpus.mean, corpus.sigma, 18);

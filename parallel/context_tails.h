@@ -1,0 +1,63 @@
+// Tails against heads: the way of layout `balanced` to deal out microbatches in which few documents hold most of the cost.
+#pragma once
+#include <vector>
+
+#include "parallel/context_balance.h"
+#include "parallel/context_pool.h"
+
+namespace quire {
+
+/// One way among several.
+struct TailsVariant {
+  int64_t eager = 0;   ///< how far above the mean of what is left a rank may go, in thousandths of the tolerance
+  int64_t gain = 0;    ///< percent by which another document's head has to lengthen a tail to be taken
+  int64_t whole = 0;   ///< documents up to so many tokens are kept whole where that is possible
+  int fine = 0;        ///< cuts at the unit / 2^fine
+};
+
+/// Rank after rank takes the longest tail of the heaviest document with which it can be completed with the cheapest tokens left: short
+/// documents whole, the head of the same document, and heads of other long ones, lowest first. Tokens and cost left are averaged again for
+/// each rank. Some tokens left are always as cheap as their mean, and heads can be cut anywhere, so that every rank comes within its limits
+/// as far as single tokens allow. Peel and fill (context_peel.h) makes fewer cuts, but counts on whole short documents: it runs out of them
+/// where a long one holds many ranks' cost in few tokens.
+class TailsAndHeads {
+ public:
+  explicit TailsAndHeads(const BalanceTask& task);
+  PieceLists deal(const TailsVariant& variant);
+
+ private:
+  /// The cheapest way to add tokens: so many from heads up to `level`, the rest from the pool.
+  struct Completion {
+    int64_t cost = 0, heads = 0;
+  };
+
+  void give(const DocumentPiece& piece);
+  void give_whole(int pooled);
+  void fill_rank();
+  bool take_longest();
+  void take_tail(const DocumentPiece& from);
+  void add_partner();
+  int64_t level_of(int64_t tokens) const;
+  int64_t cost_of_heads(int64_t tokens) const;
+  Completion complete(int64_t tokens, bool from_pool) const;
+  int64_t longest_tail(const DocumentPiece& from, bool from_pool);
+  bool take_documents();
+  void take_heads();
+
+  const BalanceTask& task_;
+  DocumentPool all_;
+  int64_t cap_;  ///< a little within the task's, for what rounding adds
+  TailsVariant variant_;
+  DocumentPool pool_;
+  PieceLists pieces_;
+  std::vector<DocumentPiece> open_;   ///< long documents: what is left of each is one piece
+  std::vector<DocumentPiece> heads_;  ///< taken out of open_: those whose heads the rank may use, that of its tail first
+  int64_t unit_ = 1, tokens_left_ = 0, cost_left_ = 0;
+  // Of the rank at hand.
+  size_t rank_ = 0;
+  int64_t need_ = 0;   ///< tokens still to take
+  int64_t short_ = 0;  ///< tokens that may be missing in the end
+  int64_t room_ = 0;   ///< cost that may still be taken
+};
+
+}  // namespace quire
