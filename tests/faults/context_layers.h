@@ -1,6 +1,7 @@
 // Every layer's rotated queries, keys and values and their gradients, in one process and over context-parallel ranks.
 #pragma once
 #include "model/decoder_case.h"
+#include "in_rank.h"
 #include "parallel/context_attention.h"
 
 namespace quire::test {
@@ -125,7 +126,7 @@ inline ContextLayers context_layers(const ModelConfig& config, DType dtype, cons
     const Documents whole = batch.documents(), own = executor.shard(whole);
     losses[static_cast<size_t>(world.rank())] = watched_pass(rank, config, dtype, batch, own, executor.begin(whole, own, 0, 0, 0), executor, result.layers);
     executor.finish();
-    BOOST_TEST(!executor.take_mismatch().has_value());
+    require_in_rank(!executor.take_mismatch().has_value(), "other boundaries than the plan has");
   });
   for (const double loss : losses) result.loss += loss;
   return result;

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "parallel/boundary_record.h"
+#include "in_rank.h"
 #include "parallel/context_case.h"
 #include "run/context_breaks.h"
 
@@ -144,9 +145,9 @@ BOOST_AUTO_TEST_CASE(the_first_mismatch_is_kept_until_it_is_taken) {
     for (int64_t layer = 0; layer < 4; ++layer) executor.attend(tape, layer, value(c.q, 8), value(c.k, 4), value(c.v, 4), microbatch, options);
     executor.finish();
     const auto mismatch = executor.take_mismatch();
-    BOOST_TEST(mismatch.has_value() == (world.rank() == 1));
-    if (mismatch) BOOST_TEST((mismatch->layer == 1 && mismatch->microbatch == 6));
-    BOOST_TEST(!executor.take_mismatch().has_value());
+    require_in_rank(mismatch.has_value() == (world.rank() == 1), "who saw it");
+    if (mismatch) require_in_rank(mismatch->layer == 1 && mismatch->microbatch == 6, "where it was seen");
+    require_in_rank(!executor.take_mismatch().has_value(), "it is told once");
   });
 }
 

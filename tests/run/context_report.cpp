@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "check.h"
+#include "in_rank.h"
 #include "run/context_costs.h"
 #include "run/context_decision.h"
 #include "run/context_speeds.h"
@@ -219,9 +220,8 @@ BOOST_AUTO_TEST_CASE(speeds_are_measured_and_leave_no_trace) {
     Rank rank;
     rank.work().computed_pairs = 7;
     const ContextSpeeds speeds = measure_context_speeds(rank, world, config);
-    BOOST_TEST((speeds.pairs_per_second > 0 && speeds.flops_per_second > 0 && speeds.bytes_per_second > 0 && speeds.seconds_per_message > 0));
-    BOOST_TEST(rank.work().computed_pairs == 7);
-    BOOST_TEST(rank.work().flops == 0);
+    test::require_in_rank(speeds.pairs_per_second > 0 && speeds.flops_per_second > 0 && speeds.bytes_per_second > 0 && speeds.seconds_per_message > 0, "speeds are positive");
+    test::require_in_rank(rank.work().computed_pairs == 7 && rank.work().flops == 0, "counters are as they were");
   });
 }
 
