@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "parallel/context_tails.h"
 #include "parallel/context_peel.h"
+#include "parallel/context_tails.h"
 
 namespace quire {
 namespace {

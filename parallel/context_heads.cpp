@@ -6,11 +6,12 @@
 
 #include "ops/elementwise.h"
 #include "parallel/context_pass.h"
+#include "parallel/context_traffic.h"
 
 namespace quire {
 
 void check_head_exchange(int64_t heads, int64_t kv_heads, int64_t ranks) {
-  if (heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0)) return;
+  if (heads_fit(heads, kv_heads, ranks)) return;
   fail<ConfigError>("context", "{} query heads and {} key/value heads can not be shared out to {} context ranks by the exchange 'heads'; allowed: query "
                     "heads that are a multiple of the ranks, and key/value heads that are a multiple or a divisor of them; 'ring' and 'gather' take any heads",
                     heads, kv_heads, ranks);

@@ -5,40 +5,15 @@
 
 namespace quire {
 
-PeelAndFill::PeelAndFill(const BalanceTask& task)
-    : task_(task), all_(task.documents.lengths, task.document_costs), cap_(task.mean_cost + (task.cost_cap - task.mean_cost) / 25 * 24), pool_(all_) {}
-
 PieceLists PeelAndFill::deal(const PeelVariant& variant) {
   variant_ = variant;
   random_.seed(variant.seed);
-  pool_ = all_;
-  unit_ = std::max<int64_t>(1, task_.unit >> variant.fine);
-  pieces_.assign(static_cast<size_t>(task_.ranks), {});
-  open_.clear();
+  begin(variant.fine);
   residue_.clear();
-  tokens_left_ = task_.documents.tokens;
-  cost_left_ = task_.total_cost;
   const auto last = static_cast<size_t>(task_.ranks - 1);
   for (rank_ = 0; rank_ < last; ++rank_) fill_rank();
   for (const DocumentPiece& piece : residue_) give(piece);
-  for (const DocumentPiece& piece : open_) give(piece);
-  for (int i = pool_.longest(); i >= 0; i = pool_.longest()) give_whole(i);
-  return std::move(pieces_);
-}
-
-void PeelAndFill::give(const DocumentPiece& piece) {
-  if (piece.tokens() <= 0) return;
-  const int64_t cost = task_.cost_of(piece);
-  pieces_[rank_].push_back(piece);
-  need_ -= piece.tokens();
-  room_ -= cost;
-  tokens_left_ -= piece.tokens();
-  cost_left_ -= cost;
-}
-
-void PeelAndFill::give_whole(int pooled) {
-  give({pool_.document(pooled), 0, pool_.length(pooled)});
-  pool_.remove(pooled);
+  return give_rest();
 }
 
 bool PeelAndFill::passes_over() { return variant_.skip > 0 && (random_() >> 32) * 100 < variant_.skip << 32; }
@@ -54,12 +29,7 @@ void PeelAndFill::drop_empty() {
 }
 
 void PeelAndFill::fill_rank() {
-  const auto left = task_.ranks - static_cast<int64_t>(rank_);
-  // Documents placed whole may overshoot by half the slack; aiming as low as the limit allows lets later ranks win it back.
-  need_ = std::clamp((tokens_left_ + left / 2) / left, task_.shard - task_.slack, task_.shard + task_.slack / 2);
-  short_ = std::min(task_.slack / 2, need_ - (task_.shard - task_.slack));
-  const int64_t mean = cost_left_ / left, tolerance = task_.cost_cap - task_.mean_cost;
-  room_ = std::min(cap_, mean + static_cast<int64_t>(static_cast<__int128>(tolerance) * variant_.eager / 1000));
+  const int64_t left = begin_rank(variant_.eager);
   floor_ = static_cast<int64_t>(std::max<__int128>(cost_left_ - static_cast<__int128>(left - 1) * cap_, -DocumentPool::too_much));
   own_.reset();
   const int64_t start = room_;
@@ -77,9 +47,7 @@ void PeelAndFill::fill_rank() {
 }
 
 void PeelAndFill::take_longest() {
-  size_t best = 0;
-  for (size_t k = 1; k < open_.size(); ++k)
-    if (open_[k].end > open_[best].end) best = k;
+  const size_t best = longest_open();
   const int pooled = another_for(pool_.longest());
   const bool from_pool = pooled >= 0 && (open_.empty() || pool_.length(pooled) > open_[best].end);
   if (!from_pool && open_.empty()) return;

@@ -3,8 +3,7 @@
 #include <optional>
 #include <random>
 
-#include "parallel/context_balance.h"
-#include "parallel/context_pool.h"
+#include "parallel/context_dealing.h"
 
 namespace quire {
 
@@ -20,9 +19,9 @@ struct PeelVariant {
 /// Rank after rank takes the longest document left: whole where the rank can still be completed with the cheapest tokens left, else the
 /// longest tail of it with which it can (short documents whole, then the head of the same document); then the longest whole documents that
 /// leave room to finish. Tokens and cost left are averaged again for each rank. One document gives zigzag, many short ones bin packing.
-class PeelAndFill {
+class PeelAndFill : private Dealing {
  public:
-  explicit PeelAndFill(const BalanceTask& task);
+  explicit PeelAndFill(const BalanceTask& task) : Dealing(task) {}
   PieceLists deal(const PeelVariant& variant);
 
  private:
@@ -38,8 +37,6 @@ class PeelAndFill {
     int64_t tail = 0;
   };
 
-  void give(const DocumentPiece& piece);
-  void give_whole(int pooled);
   int64_t cheapest(int64_t tokens) const { return pool_.cheapest(tokens).cost; }
   bool passes_over();
   int another_for(int pooled);  ///< now and then the next shorter one
@@ -59,21 +56,9 @@ class PeelAndFill {
   int64_t first_reaching_floor(int64_t longest) const;
   void drop_empty();
 
-  const BalanceTask& task_;
-  DocumentPool all_;
-  int64_t cap_;  ///< a little within the task's, for what rounding adds
   PeelVariant variant_;
   std::mt19937_64 random_;
-  DocumentPool pool_;
-  PieceLists pieces_;
-  std::vector<DocumentPiece> open_;     ///< partly given long documents: what is left of each is one piece
   std::vector<DocumentPiece> residue_;  ///< what is left of documents cut for an exact fit: goes to the next rank
-  int64_t unit_ = 1, tokens_left_ = 0, cost_left_ = 0;
-  // Of the rank at hand.
-  size_t rank_ = 0;
-  int64_t need_ = 0;   ///< tokens still to take
-  int64_t short_ = 0;  ///< tokens that may be missing in the end
-  int64_t room_ = 0;   ///< cost that may still be taken
   int64_t floor_ = 0;  ///< cost that has to be taken, or a later rank goes over the cap
   std::optional<size_t> own_;  ///< split document that the rank reads anyway
 };

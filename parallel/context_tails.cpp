@@ -9,59 +9,27 @@ constexpr size_t most_partners = 8;  // whose heads a rank without any tail look
 
 }  // namespace
 
-TailsAndHeads::TailsAndHeads(const BalanceTask& task)
-    : task_(task), all_(task.documents.lengths, task.document_costs), cap_(task.mean_cost + (task.cost_cap - task.mean_cost) / 25 * 24),
-      pool_(all_) {}
-
 PieceLists TailsAndHeads::deal(const TailsVariant& variant) {
   variant_ = variant;
-  pool_ = all_;
-  unit_ = std::max<int64_t>(1, task_.unit >> variant.fine);
-  pieces_.assign(static_cast<size_t>(task_.ranks), {});
-  open_.clear();
-  tokens_left_ = task_.documents.tokens;
-  cost_left_ = task_.total_cost;
+  begin(variant.fine);
   for (int i = pool_.longest(); i >= 0 && (pool_.length(i) > variant.whole || pool_.cost(i) > cap_); i = pool_.longest()) {
     open_.push_back({pool_.document(i), 0, pool_.length(i)});
     pool_.remove(i);
   }
   const auto last = static_cast<size_t>(task_.ranks - 1);
   for (rank_ = 0; rank_ < last; ++rank_) fill_rank();
-  for (const DocumentPiece& piece : open_) give(piece);
-  for (int i = pool_.longest(); i >= 0; i = pool_.longest()) give_whole(i);
-  return std::move(pieces_);
-}
-
-void TailsAndHeads::give(const DocumentPiece& piece) {
-  if (piece.tokens() <= 0) return;
-  const int64_t cost = task_.cost_of(piece);
-  pieces_[rank_].push_back(piece);
-  need_ -= piece.tokens();
-  room_ -= cost;
-  tokens_left_ -= piece.tokens();
-  cost_left_ -= cost;
-}
-
-void TailsAndHeads::give_whole(int pooled) {
-  give({pool_.document(pooled), 0, pool_.length(pooled)});
-  pool_.remove(pooled);
+  return give_rest();
 }
 
 void TailsAndHeads::fill_rank() {
-  const auto left = task_.ranks - static_cast<int64_t>(rank_);
-  need_ = std::clamp((tokens_left_ + left / 2) / left, task_.shard - task_.slack, task_.shard + task_.slack / 2);
-  short_ = std::min(task_.slack / 2, need_ - (task_.shard - task_.slack));
-  const int64_t mean = cost_left_ / left, tolerance = task_.cost_cap - task_.mean_cost;
-  room_ = std::min(cap_, mean + static_cast<int64_t>(static_cast<__int128>(tolerance) * variant_.eager / 1000));
+  begin_rank(variant_.eager);
   while (need_ > short_ && take_longest()) {
   }
 }
 
 /// The heaviest document left, whole or its tail. False where nothing is left.
 bool TailsAndHeads::take_longest() {
-  size_t best = 0;
-  for (size_t k = 1; k < open_.size(); ++k)
-    if (open_[k].end > open_[best].end) best = k;
+  const size_t best = longest_open();
   const int pooled = pool_.longest();
   if (pooled >= 0 && (open_.empty() || pool_.length(pooled) > open_[best].end)) {
     const DocumentPiece piece{pool_.document(pooled), 0, pool_.length(pooled)};

@@ -2,8 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "parallel/context_balance.h"
-#include "parallel/context_pool.h"
+#include "parallel/context_dealing.h"
 
 namespace quire {
 
@@ -20,9 +19,9 @@ struct TailsVariant {
 /// each rank. Some tokens left are always as cheap as their mean, and heads can be cut anywhere, so that every rank comes within its limits
 /// as far as single tokens allow. Peel and fill (context_peel.h) makes fewer cuts, but counts on whole short documents: it runs out of them
 /// where a long one holds many ranks' cost in few tokens.
-class TailsAndHeads {
+class TailsAndHeads : private Dealing {
  public:
-  explicit TailsAndHeads(const BalanceTask& task);
+  explicit TailsAndHeads(const BalanceTask& task) : Dealing(task) {}
   PieceLists deal(const TailsVariant& variant);
 
  private:
@@ -31,8 +30,6 @@ class TailsAndHeads {
     int64_t cost = 0, heads = 0;
   };
 
-  void give(const DocumentPiece& piece);
-  void give_whole(int pooled);
   void fill_rank();
   bool take_longest();
   void take_tail(const DocumentPiece& from);
@@ -44,20 +41,8 @@ class TailsAndHeads {
   bool take_documents();
   void take_heads();
 
-  const BalanceTask& task_;
-  DocumentPool all_;
-  int64_t cap_;  ///< a little within the task's, for what rounding adds
   TailsVariant variant_;
-  DocumentPool pool_;
-  PieceLists pieces_;
-  std::vector<DocumentPiece> open_;   ///< long documents: what is left of each is one piece
   std::vector<DocumentPiece> heads_;  ///< taken out of open_: those whose heads the rank may use, that of its tail first
-  int64_t unit_ = 1, tokens_left_ = 0, cost_left_ = 0;
-  // Of the rank at hand.
-  size_t rank_ = 0;
-  int64_t need_ = 0;   ///< tokens still to take
-  int64_t short_ = 0;  ///< tokens that may be missing in the end
-  int64_t room_ = 0;   ///< cost that may still be taken
 };
 
 }  // namespace quire

@@ -8,7 +8,8 @@ namespace {
 
 /// What a stage holds of a microbatch between its first and last computation.
 struct Passage {
-  Documents planned;  ///< of this rank's tokens
+  Documents shard;                     ///< where ranks share the microbatch: this rank's part of it
+  const Documents* planned = nullptr;  ///< of this rank's tokens: the microbatch's, or `shard`
   Microbatch microbatch;
   std::unique_ptr<Tape> tape;
   Value input, output;
@@ -48,18 +49,19 @@ class PipelinePass {
     if (!entry) {
       entry = std::make_unique<Passage>();
       const Documents& whole = work_.microbatches[static_cast<size_t>(microbatch)].documents;
-      entry->planned = pipeline_.context_ != nullptr ? pipeline_.context_->shard(whole) : whole;
+      if (pipeline_.context_ != nullptr) entry->shard = pipeline_.context_->shard(whole);
+      entry->planned = pipeline_.context_ != nullptr ? &entry->shard : &whole;
     }
     return *entry;
   }
   MessageLabel label(MessageKind kind, const Action& action) const { return {kind, work_.step, action.stage, host(action).index}; }
-  Tensor stream(const Passage& p) const { return Tensor::empty(rank_, {p.planned.tokens(), pipeline_.model_.config().dim}, pipeline_.model_.dtype()); }
+  Tensor stream(const Passage& p) const { return Tensor::empty(rank_, {p.planned->tokens(), pipeline_.model_.config().dim}, pipeline_.model_.dtype()); }
 
   void post_receive(const Action& action, int peer) {
     Passage& p = passage(action.stage, action.microbatch);
     Communicator& group = pipeline_.group_;
     if (is_forward(action)) {
-      p.record = Tensor::empty(rank_, boundary_record_shape(p.planned), DType::i32, Category::data);
+      p.record = Tensor::empty(rank_, boundary_record_shape(*p.planned), DType::i32, Category::data);
       p.activations = stream(p);
       p.record_arrived = group.receive(p.record, peer, label(MessageKind::boundaries, action));
       p.activations_arrived = group.receive(p.activations, peer, label(MessageKind::activations, action));
@@ -136,7 +138,7 @@ class PipelinePass {
     Documents documents;
     const bool received = action.stage > 0 && !is_here(action.stage - 1);
     if (action.stage == 0) {
-      documents = p.planned;
+      documents = *p.planned;
     } else if (received) {
       documents = received_documents(action, p);
       p.input = p.tape->leaf(std::exchange(p.activations, {}));
@@ -147,22 +149,23 @@ class PipelinePass {
       if (!training_) passages_.erase({action.stage - 1, action.microbatch});
     }
     const HostBatch& batch = host(action);
-    const std::vector<int32_t> tokens = action.stage == 0 ? own_values("tokens", batch.tokens, action) : std::vector<int32_t>();
-    const std::vector<int32_t> targets = action.stage == last_stage_ ? own_values("targets", batch.targets, action) : std::vector<int32_t>();
+    std::vector<int32_t> own_tokens, own_targets;
+    std::span<const int32_t> tokens, targets;
+    if (action.stage == 0) tokens = own_values("tokens", batch.tokens, action, own_tokens);
+    if (action.stage == last_stage_) targets = own_values("targets", batch.targets, action, own_targets);
     p.microbatch = Microbatch::make_stage(rank_, tokens, targets, std::move(documents));
     if (received && pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
-    if (received && p.microbatch.documents != p.planned) note_mismatch(action);
+    if (received && p.microbatch.documents != *p.planned) note_mismatch(action);
     if (pipeline_.context_ != nullptr) p.microbatch.work = pipeline_.context_->begin(batch.documents, p.microbatch.documents, work_.step, action.stage, batch.index);
     if (work_.begun) work_.begun(action.stage, action.microbatch, p.microbatch);
   }
 
-  /// Tokens or targets of a microbatch that are this rank's.
-  std::vector<int32_t> own_values(const char* what, const std::vector<int32_t>& all, const Action& action) {
+  /// Tokens or targets of a microbatch that are this rank's: all of them, or those gathered in `own`.
+  std::span<const int32_t> own_values(const char* what, const std::vector<int32_t>& all, const Action& action, std::vector<int32_t>& own) {
     if (pipeline_.context_ == nullptr || all.empty()) return all;
     const Documents& whole = host(action).documents;
     if (static_cast<int64_t>(all.size()) != whole.tokens()) fail<ShapeError>("microbatch", "{} {}, boundaries for {}", all.size(), what, whole.tokens());
-    const Documents& planned = passage(action.stage, action.microbatch).planned;
-    std::vector<int32_t> own;
+    const Documents& planned = *passage(action.stage, action.microbatch).planned;
     own.reserve(static_cast<size_t>(planned.tokens()));
     for (const int32_t index : planned.indices()) own.push_back(all[static_cast<size_t>(index)]);
     return own;
@@ -170,15 +173,15 @@ class PipelinePass {
 
   /// Those of the record; the plan's where it holds none that could be computed with. Every mismatch is noted and refused at the step's end, on all ranks at
   /// once: an error here would leave the others waiting.
-  Documents received_documents(const Action& action, const Passage& p) {
+  Documents received_documents(const Action& action, Passage& p) {
     try {
-      BoundaryRecord record = read_boundary_record(p.record, p.planned.tokens());
+      BoundaryRecord record = read_boundary_record(std::exchange(p.record, {}), p.planned->tokens());
       if (record.header != BoundaryHeader{work_.step, action.stage, host(action).index} || record.digest != record.documents.digest()) note_mismatch(action);
-      if (record.documents == p.planned || may_be_computed_with(record.documents, action)) return std::move(record.documents);
+      if (record.documents == *p.planned || may_be_computed_with(record.documents, action)) return std::move(record.documents);
     } catch (const BoundaryError&) {
     }
     note_mismatch(action);
-    return p.planned;
+    return *p.planned;
   }
 
   /// Whether positions and indices of received documents are inside of what kernels take.

@@ -2,12 +2,9 @@
 
 namespace quire {
 
-namespace {
+Documents one_document(int64_t tokens) { return Documents::from_lengths(std::span(&tokens, 1)); }
 
-Documents one_document(const Documents& whole) {
-  const int64_t length = whole.tokens();
-  return Documents::from_lengths(std::span(&length, 1));
-}
+namespace {
 
 /// The same rank's work where the microbatch has other boundaries.
 std::shared_ptr<ContextWork> work_for(const ContextWork& work, const Documents& whole) {
@@ -19,13 +16,13 @@ std::shared_ptr<ContextWork> work_for(const ContextWork& work, const Documents& 
 
 class Dropped final : public ContextTamper {
  public:
-  void prepared(ContextWork& work) override { take_for(work, one_document(work.whole)); }
+  void prepared(ContextWork& work) override { take_for(work, one_document(work.whole.tokens())); }
 };
 
 class RingStep final : public ContextTamper {
  public:
   void prepared(ContextWork& work) override {
-    const std::shared_ptr<ContextWork> other = work_for(work, one_document(work.whole));
+    const std::shared_ptr<ContextWork> other = work_for(work, one_document(work.whole.tokens()));
     work.plan = other->plan;
     work.steps = other->steps;
   }

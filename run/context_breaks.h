@@ -15,6 +15,9 @@ std::unique_ptr<ContextTamper> make_context_tamper(const std::string& broken);
 /// From now on the rank does with a microbatch what it would do if these were its boundaries.
 void take_for(ContextWork& work, const Documents& whole);
 
+/// So many tokens as one document.
+Documents one_document(int64_t tokens);
+
 /// The names among them that an exchange can have and that let documents leak: `heads` receives in no steps.
 std::vector<std::string> context_leaks(ContextExchange exchange);
 

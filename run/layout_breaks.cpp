@@ -20,8 +20,6 @@ int64_t stage_of(const std::string& broken) {
   return stage;
 }
 
-Documents one_document(int64_t tokens) { return Documents::from_lengths(std::span(&tokens, 1)); }
-
 /// What the rank's tokens of a microbatch are in `whole`.
 Documents with_starts_of(const Documents& own, const Documents& whole) {
   std::vector<int32_t> indices(own.indices().begin(), own.indices().end()), starts;

@@ -1,23 +1,12 @@
 // FAULTS.md 32 and 34 under context parallelism: labels were shifted after the cut, so that each shard lost its last target or took the next chunk's first token; and
 // each rank divided by the targets of its own.
 #include "context_case.h"
-#include "ops/elementwise.h"
 #include "run/selfcheck.h"
 
 using namespace quire;
 using namespace quire::test;
 
 namespace {
-
-/// Each rank divides by the targets of its own tokens.
-StepResult step_with_own_denominator(Trainer& trainer, const LoadedStep& batch) {
-  LoadedStep other = batch;
-  int64_t valid = 0;
-  for (const HostBatch& host : batch.microbatches)
-    if (!host.targets.empty()) valid += own_valid(host.targets, trainer.context()->shard(host.documents));
-  other.plan.valid = std::max<int64_t>(valid * trainer.config().distributed.cp * trainer.share().count, 1);
-  return trainer.step(other);
-}
 
 std::vector<Config> layouts() {
   std::vector<Config> all;
@@ -88,21 +77,7 @@ BOOST_AUTO_TEST_CASE(entry_34_uniform_logits_read_ln_v_in_training_and_evaluatio
   const auto corpus = layout_corpus();
   for (Config config : layouts()) {
     config.model.tie_embeddings = false;
-    LayoutRunOptions options;
-    options.steps = 1;
-    const auto uniform = [](Trainer& trainer) {
-      for (Parameter& p : trainer.model().parameters())
-        if (p.name == "head.weight") {
-          fill_zero(trainer.rank(), p.value);
-          fill_zero(trainer.rank(), p.master);
-        }
-    };
-    options.prepare = uniform;
-    options.step = [&](Trainer& trainer, const LoadedStep& batch) {
-      const StepResult result = trainer.step(batch);
-      uniform(trainer);
-      return result;
-    };
+    LayoutRunOptions options = with_uniform_logits();
     const LayoutRun run = run_layout(resolved(config), corpus, options);
     BOOST_TEST(std::abs(run.steps[0].loss - std::log(23.0)) < 1e-12, name_of(config));
     BOOST_TEST(std::abs(run.evaluation - std::log(23.0)) < 1e-12, name_of(config));

@@ -44,21 +44,7 @@ BOOST_AUTO_TEST_CASE(entry_34_uniform_logits_read_ln_v_in_every_layout) {
     Config config = fault_layout(pp, schedule, dp);
     config.train.mixed_precision = "f64";
     config.model.tie_embeddings = false;
-    LayoutRunOptions options;
-    options.steps = 1;
-    const auto uniform = [](Trainer& trainer) {
-      for (Parameter& p : trainer.model().parameters())
-        if (p.name == "head.weight") {
-          fill_zero(trainer.rank(), p.value);
-          fill_zero(trainer.rank(), p.master);
-        }
-    };
-    options.prepare = uniform;
-    options.step = [&](Trainer& trainer, const LoadedStep& batch) {
-      const StepResult result = trainer.step(batch);
-      uniform(trainer);
-      return result;
-    };
+    const LayoutRunOptions options = with_uniform_logits();
     const LayoutRun run = run_layout(config, corpus, options);
     BOOST_TEST(std::abs(run.steps[0].loss - std::log(23.0)) < 1e-12, schedule << ", pp " << pp << ", dp " << dp);
     BOOST_TEST(std::abs(run.evaluation - std::log(23.0)) < 1e-12, schedule << ", pp " << pp << ", dp " << dp);

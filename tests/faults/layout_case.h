@@ -1,5 +1,6 @@
 // What tests of faults under pipelines and replicas share.
 #pragma once
+#include "ops/elementwise.h"
 #include "products/layout_product.h"
 
 namespace quire::test {
@@ -32,6 +33,26 @@ inline std::vector<std::vector<double>> masters_of(Trainer& trainer) {
   std::vector<std::vector<double>> all;
   for (const Parameter& p : trainer.model().parameters()) all.push_back(as_doubles(p.master));
   return all;
+}
+
+/// One step and an evaluation of a model whose head is zero all the time: every logit is 0.
+inline LayoutRunOptions with_uniform_logits() {
+  const auto uniform = [](Trainer& trainer) {
+    for (Parameter& p : trainer.model().parameters())
+      if (p.name == "head.weight") {
+        fill_zero(trainer.rank(), p.value);
+        fill_zero(trainer.rank(), p.master);
+      }
+  };
+  LayoutRunOptions options;
+  options.steps = 1;
+  options.prepare = uniform;
+  options.step = [uniform](Trainer& trainer, const LoadedStep& batch) {
+    const StepResult result = trainer.step(batch);
+    uniform(trainer);
+    return result;
+  };
+  return options;
 }
 
 }  // namespace quire::test

@@ -49,19 +49,6 @@ Config config_of(const Combination& combination) {
   return resolved(config);
 }
 
-/// Each rank divides by the targets of its own tokens.
-StepResult step_with_own_denominator(Trainer& trainer, const LoadedStep& batch) {
-  LoadedStep other = batch;
-  other.plan.valid = 0;
-  for (const HostBatch& host : batch.microbatches) {
-    const Documents own = trainer.context()->shard(host.documents);
-    if (!host.targets.empty())
-      for (const int32_t index : own.indices()) other.plan.valid += host.targets[static_cast<size_t>(index)] != ignored_target;
-  }
-  other.plan.valid = std::max<int64_t>(other.plan.valid * trainer.config().distributed.cp * trainer.share().count, 1);
-  return trainer.step(other);
-}
-
 LayoutRunOptions with_break(const std::string& name, std::vector<std::unique_ptr<ContextTamper>>& tampers, std::mutex& mutex) {
   LayoutRunOptions options;
   options.prepare = [&, name](Trainer& trainer) {
@@ -95,15 +82,7 @@ std::string reference_of(const Combination& combination) {
 BOOST_AUTO_TEST_SUITE(contexts_product)
 
 BOOST_AUTO_TEST_CASE(context_ranks_train_as_one_process) {
-  const Combinations combinations = combinations_with_drawn(parameters(), 6);
-  BOOST_TEST(missing_pairs(parameters(), combinations).empty());
-  std::map<std::string, std::vector<const Combination*>> groups;
-  for (const Combination& combination : combinations) groups[reference_of(combination)].push_back(&combination);
-  for (const auto& [name, members] : groups) {
-    RoundingGroup group(config_of, *members.front());
-    for (const Combination* combination : members) check(group, *combination);
-  }
-  BOOST_TEST_MESSAGE(fmt::format("{} trainings against {} references", combinations.size(), groups.size()));
+  check_in_groups(parameters(), 6, config_of, reference_of, check);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

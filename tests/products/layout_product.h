@@ -3,6 +3,7 @@
 #include <string>
 
 #include "layout_run.h"
+#include "run/layout_breaks.h"
 #include "product_run.h"
 
 namespace quire::test {
@@ -130,6 +131,16 @@ inline Combinations combinations_with_drawn(const TestParameters& parameters, si
     result.emplace_back(parameters, chosen);
   }
   return result;
+}
+
+/// The mean of means over context ranks: each divides by the targets of its own tokens.
+inline StepResult step_with_own_denominator(Trainer& trainer, const LoadedStep& batch) {
+  LoadedStep other = batch;
+  int64_t valid = 0;
+  for (const HostBatch& host : batch.microbatches)
+    if (!host.targets.empty()) valid += own_valid(host.targets, trainer.context()->shard(host.documents));
+  other.plan.valid = std::max<int64_t>(valid * trainer.config().distributed.cp * trainer.share().count, 1);
+  return trainer.step(other);
 }
 
 /// Splits the backward passes of the config's schedule.

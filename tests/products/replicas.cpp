@@ -61,15 +61,7 @@ std::string reference_of(const Combination& combination) {
 BOOST_AUTO_TEST_SUITE(replicas_product)
 
 BOOST_AUTO_TEST_CASE(replicas_and_pipelines_train_as_one_process) {
-  const Combinations combinations = combinations_with_drawn(parameters(), 4);
-  BOOST_TEST(missing_pairs(parameters(), combinations).empty());
-  std::map<std::string, std::vector<const Combination*>> groups;
-  for (const Combination& combination : combinations) groups[reference_of(combination)].push_back(&combination);
-  for (const auto& [name, members] : groups) {
-    RoundingGroup group(config_of, *members.front());
-    for (const Combination* combination : members) check(group, *combination);
-  }
-  BOOST_TEST_MESSAGE(fmt::format("{} trainings against {} references", combinations.size(), groups.size()));
+  check_in_groups(parameters(), 4, config_of, reference_of, check);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

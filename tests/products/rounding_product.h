@@ -92,6 +92,20 @@ class RoundingGroup {
   std::map<std::string, Errors> allowed_;  // by precision
 };
 
+/// Runs `check(group, combination)` for each combination, those with one reference (by name) together.
+inline void check_in_groups(const TestParameters& parameters, size_t drawn, const RoundingGroup::ConfigOf& config_of, const std::function<std::string(const Combination&)>& reference_of,
+                            const std::function<void(RoundingGroup&, const Combination&)>& check) {
+  const Combinations combinations = combinations_with_drawn(parameters, drawn);
+  BOOST_TEST(missing_pairs(parameters, combinations).empty());
+  std::map<std::string, std::vector<const Combination*>> groups;
+  for (const Combination& combination : combinations) groups[reference_of(combination)].push_back(&combination);
+  for (const auto& [name, members] : groups) {
+    RoundingGroup group(config_of, *members.front());
+    for (const Combination* combination : members) check(group, *combination);
+  }
+  BOOST_TEST_MESSAGE(fmt::format("{} trainings against {} references", combinations.size(), groups.size()));
+}
+
 /// The mean of means: each rank divides by its own replica's targets.
 inline LayoutRunOptions with_denominators_of_replicas() {
   LayoutRunOptions own;
