@@ -25,6 +25,10 @@ struct MatmulArgs {
   const void* b; int64_t b_row, b_col;
   void* c; int64_t c_row;
   bool accumulate = false;  ///< add to C (rounded once for a bf16 C)
+  const char* profile_name() const {
+    if (a_col == 1) return b_col == 1 ? (accumulate ? "matmul nn, added" : "matmul nn") : (accumulate ? "matmul nt, added" : "matmul nt");
+    return b_col == 1 ? (accumulate ? "matmul tn, added" : "matmul tn") : (accumulate ? "matmul tt, added" : "matmul tt");
+  }
 };
 
 /// Attention of some query tokens over some key tokens, inside documents.

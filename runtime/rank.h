@@ -39,6 +39,8 @@ struct WorkCounters {
   std::atomic<int64_t> flops{0};           ///< of matrix products
 };
 
+class Profile;
+
 class Rank {
  public:
   explicit Rank(RankOptions options = {});
@@ -56,6 +58,10 @@ class Rank {
   std::map<std::string, std::string, std::less<>> chosen_kernels() const;
   void note_kernel(std::string_view op, std::string_view kernel);
 
+  /// Collects the time of every operation from now on, in the caller's object; nullptr (the beginning) collects nothing and costs nothing.
+  void set_profile(Profile* profile) { profile_ = profile; }
+  Profile* profile() const { return profile_; }
+
  private:
   RankOptions options_;
   std::shared_ptr<Allocator> allocator_;
@@ -64,6 +70,7 @@ class Rank {
   std::unique_ptr<WorkCounters> work_;
   mutable std::mutex chosen_mutex_;
   std::map<std::string, std::string, std::less<>> chosen_;
+  Profile* profile_ = nullptr;
 };
 
 }  // namespace quire
