@@ -100,33 +100,41 @@ void multiply_rows(int64_t rows, int64_t vectors, int64_t depth, const A* a, int
   if (j < vectors) tile_product<A>(rows, vectors - j)(depth, a, a_row, a_column, b + j * lanes, b_row, c + j * lanes, c_row, accumulate);
 }
 
-/// e^x to about 1 ulp, 0 where the result would be below the smallest normal number, the largest finite power where it would overflow, NaN for NaN
-/// (scores that are not numbers must be seen). Range reduction by Cody and Waite.
+/// x, but `low` where it is less; NaN stays NaN (scores that are not numbers must be seen).
+template <class D, class V = hn::Vec<D>> HWY_INLINE V at_least(D d, hn::TFromD<D> low, V x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
+#else
+  return hn::Max(hn::Set(d, low), x);  // x86 gives the second operand where one is NaN
+#endif
+}
+
+/// e^x to about 1 ulp for x up to 88 (f32) or 709 (f64), 0 where the result would be below the smallest normal number, NaN for NaN. x = (n + r) ln 2 with an
+/// integer n: n and the bias of exponents are read from the low bits of a number so large that its last place is one; r enters a polynomial. Where
+/// -x is so large that the biased exponent is 0, so is the power. r has the error that log2(e) rounded has, relative to x: nothing in absolute terms.
 template <class V> HWY_INLINE V exponential(hn::ScalableTag<float> d, V x) {
   const hn::RebindToUnsigned<decltype(d)> du;
-  x = hn::Min(hn::Set(d, 88.37f), x);
-  const auto magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: rounds to an integer that can be read from the low bits
-  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504089f), magic);
-  const auto n = hn::Sub(shifted, magic);
-  auto r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  auto p = hn::MulAdd(hn::Set(d, 1.9875691500e-4f), r, hn::Set(d, 1.3981999507e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
-  p = hn::MulAdd(p, hn::Mul(r, r), hn::Add(r, hn::Set(d, 1.0f)));
-  const auto power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::BitCast(du, shifted), hn::Set(du, 127u))));
-  return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.33f)), hn::Zero(d), hn::Mul(p, power));
+  const auto log2_e = hn::Set(d, 1.44269504f), magic = hn::Set(d, 12582912.0f + 127);  // 1.5 * 2^23
+  x = at_least(d, -88.0f, x);
+  const auto shifted = hn::MulAdd(x, log2_e, magic);
+  const auto r = hn::MulSub(x, log2_e, hn::Sub(shifted, magic));
+  // 2^r = 1 + r q(r) by interpolation at Chebyshev's nodes in [-1/2, 1/2].
+  auto p = hn::MulAdd(hn::Set(d, 1.5453163360e-04f), r, hn::Set(d, 1.3390863314e-03f));
+  p = hn::MulAdd(p, r, hn::Set(d, 9.6180830151e-03f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.5503569543e-02f));
+  p = hn::MulAdd(p, r, hn::Set(d, 2.4022650719e-01f));
+  p = hn::MulAdd(p, r, hn::Set(d, 6.9314718246e-01f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
 }
 
 template <class V> HWY_INLINE V exponential(hn::ScalableTag<double> d, V x) {
   const hn::RebindToUnsigned<decltype(d)> du;
-  x = hn::Min(hn::Set(d, 709.4), x);
-  const auto magic = hn::Set(d, 6755399441055744.0);  // 1.5 * 2^52
+  const auto magic = hn::Set(d, 6755399441055744.0 + 1023);  // 1.5 * 2^52
+  x = at_least(d, -709.0, x);
   const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896340736), magic);
   const auto n = hn::Sub(shifted, magic);
-  auto r = hn::NegMulAdd(n, hn::Set(d, 6.93147180369123816490e-01), x);
+  auto r = hn::NegMulAdd(n, hn::Set(d, 6.93147180369123816490e-01), x);  // here the error would be seen: ln 2 in two parts (Cody and Waite)
   r = hn::NegMulAdd(n, hn::Set(d, 1.90821492927058770002e-10), r);
   constexpr double inverse_factorials[] = {1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0,
                                            1 / 5040.0,       1 / 720.0,       1 / 120.0,      1 / 24.0,      1 / 6.0,      1 / 2.0};
@@ -135,8 +143,7 @@ template <class V> HWY_INLINE V exponential(hn::ScalableTag<double> d, V x) {
   for (int i = 1; i < 12; ++i) p = hn::MulAdd(p, r, hn::Set(d, inverse_factorials[i]));
   p = hn::MulAdd(p, hn::Mul(r, r), r);
   p = hn::Add(p, hn::Set(d, 1.0));
-  const auto power = hn::BitCast(d, hn::ShiftLeft<52>(hn::Add(hn::BitCast(du, shifted), hn::Set(du, uint64_t{1023}))));
-  return hn::IfThenElse(hn::Lt(x, hn::Set(d, -708.3)), hn::Zero(d), hn::Mul(p, power));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(du, shifted))));
 }
 
 /// Vector of A from storage T.

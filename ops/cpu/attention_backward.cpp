@@ -61,21 +61,16 @@ void pack_block(const AttentionBackwardArgs& args, const AttentionDocument& docu
   std::fill_n(m.dv, count * m.padded, A{0});
 }
 
-/// Probabilities and score gradients of one row from its scores and dout v; zero outside of [first, last) over the whole tile.
-template <class A>
+/// Probabilities and score gradients of one row from its scores and dout v in columns [begin, end), zero outside of [first, last).
+template <class A, bool masked>
 HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t begin, int64_t end, int64_t first, int64_t last, A lse, A delta, A scale) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
-  const auto zero = hn::Zero(d), shift = hn::Set(d, lse), less = hn::Set(d, delta), factor = hn::Set(d, scale);
-  if (first >= last) begin = end = 0;
-  for (int64_t c = 0; c < begin; c += lanes) {
-    hn::StoreU(zero, d, p + c);
-    hn::StoreU(zero, d, ds + c);
-  }
+  const auto shift = hn::Set(d, lse), less = hn::Set(d, delta), factor = hn::Set(d, scale);
   for (int64_t c = begin; c < end; c += lanes) {
     auto probability = exponential(d, hn::Sub(hn::LoadU(d, p + c), shift));
     auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + c), less));
-    if (c < first || c + lanes > last) {
+    if (masked && (c < first || c + lanes > last)) {
       const auto inside = within(d, c, first, last);
       probability = hn::IfThenElseZero(inside, probability);
       gradient = hn::IfThenElseZero(inside, gradient);
@@ -83,10 +78,14 @@ HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t begi
     hn::StoreU(probability, d, p + c);
     hn::StoreU(gradient, d, ds + c);
   }
-  for (int64_t c = end; c < attention_tile_keys<A>; c += lanes) {
-    hn::StoreU(zero, d, p + c);
-    hn::StoreU(zero, d, ds + c);
-  }
+}
+
+/// Zeros in columns [begin, end) of a row of probabilities and of score gradients.
+template <class A>
+void clear_columns(A* p, A* ds, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  std::fill(p + begin, p + end, A{0});
+  std::fill(ds + begin, ds + end, A{0});
 }
 
 /// dv += p^T dout and dk += ds^T q over the keys [0, count) of a tile. A group of keys takes only the rows that read one of them.
@@ -140,8 +139,16 @@ void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64
                      stride, m.dscores + row * stride + g.column, stride, false);
     for (int64_t r = row; r < row + g.rows; ++r) {
       // Rows that read nothing at all (lse -infinity) contribute nothing.
-      const int64_t last = t.lse[r] == -std::numeric_limits<A>::infinity() ? 0 : rows.last[r] - start;
-      row_gradient<A>(m.probabilities + r * stride, m.dscores + r * stride, g.column, g.end, rows.first[r] - start, last, t.lse[r], t.delta[r], scale);
+      const int64_t first = rows.first[r] - start, last = t.lse[r] == -std::numeric_limits<A>::infinity() ? first : rows.last[r] - start;
+      A *p = m.probabilities + r * stride, *ds = m.dscores + r * stride;
+      if (first >= last) {
+        clear_columns(p, ds, 0, attention_tile_keys<A>);
+        continue;
+      }
+      if (first <= g.column && last >= g.end) row_gradient<A, false>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
+      else row_gradient<A, true>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
+      clear_columns(p, ds, 0, g.column);
+      clear_columns(p, ds, g.end, attention_tile_keys<A>);
     }
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
@@ -211,15 +218,14 @@ void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& 
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim;
   pack_block<T>(args, document, unit.kv_head, origin, count, m);
-  for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
-    for (int64_t begin = unit.row_begin; begin < row_end; begin += attention_tile_queries) {
-      BackwardRows<A> t;
-      t.rows = attention_rows(document, begin, std::min(attention_tile_queries, row_end - begin), args.window);
-      const AttentionRows& rows = t.rows;
-      int64_t first, last;
-      rows.range(0, rows.count, first, last);
-      if (first >= origin + count || last <= origin) continue;
-      pairs.attended += rows.pairs(origin, origin + count);
+  for (int64_t begin = unit.row_begin; begin < row_end; begin += attention_tile_queries) {
+    BackwardRows<A> t{attention_rows(document, begin, std::min(attention_tile_queries, row_end - begin), args.window)};
+    const AttentionRows& rows = t.rows;
+    int64_t first, last;
+    rows.range(0, rows.count, first, last);
+    if (first >= origin + count || last <= origin) continue;
+    pairs.attended += (unit.head_end - unit.head_begin) * rows.pairs(origin, origin + count);
+    for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
       pack_queries<T>(args, head, t, m);
       for (int64_t offset = 0; offset < count; offset += tile_keys)
         if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
@@ -228,6 +234,7 @@ void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& 
       for (int64_t r = 0; r < rows.count; ++r)
         add_row(m.dq + r * m.padded, width, dq + rows.local[r] * args.dq_row + head * width);
     }
+  }
 }
 
 template <class T, class A = accumulator_t<T>>

@@ -36,41 +36,42 @@ void pack_keys(const AttentionForwardArgs& args, const AttentionDocument& docume
   pack_rows<T>(static_cast<const T*>(args.v) + head, args.v_row, local, count, args.head_dim, packed.values + tile * tile_keys * padded, padded);
 }
 
+/// A row's maximum is let grow by so much before its sums are scaled again: e^8 does no harm to them, and after the first keys few rows need it.
+constexpr int maximum_slack = 8;
+
 /// Turns the scores of one row in columns [begin, end) of a tile into exp(score - maximum), zero outside of [first, last), and brings
-/// maximum, sum and output of the row up to date. Columns are relative to the tile.
-template <class A>
-HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t end, int64_t first, int64_t last, A& maximum, A& sum,
+/// maximum, sum (one per lane) and output of the row up to date. Columns are relative to the tile.
+template <class A, bool masked>
+HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t end, int64_t first, int64_t last, A& maximum, A* HWY_RESTRICT sum,
                                A* HWY_RESTRICT out, int64_t width) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
-  if (first >= last) {
-    for (int64_t c = begin; c < end; c += lanes) hn::StoreU(hn::Zero(d), d, scores + c);
-    return;
-  }
-  const A lowest = -std::numeric_limits<A>::infinity();
-  auto largest = hn::Set(d, lowest);
+  const auto outside = [&](int64_t c) { return masked && (c < first || c + lanes > last); };
+  const auto lowest = hn::Set(d, -std::numeric_limits<A>::infinity());
+  auto largest = lowest;
   for (int64_t c = begin; c < end; c += lanes) {
     auto x = hn::LoadU(d, scores + c);
-    if (c < first || c + lanes > last) x = hn::IfThenElse(within(d, c, first, last), x, hn::Set(d, lowest));
+    if (outside(c)) x = hn::IfThenElse(within(d, c, first, last), x, lowest);
     largest = hn::Max(largest, x);
   }
-  const A now = std::max(maximum, hn::GetLane(hn::MaxOfLanes(d, largest)));
-  const auto shift = hn::Set(d, now);
-  auto total = hn::Zero(d);
+  const A now = hn::GetLane(hn::MaxOfLanes(d, largest));
+  auto total = hn::LoadU(d, sum);
+  if (now > maximum + maximum_slack) {
+    if (maximum != -std::numeric_limits<A>::infinity()) {
+      const auto factor = exponential(d, hn::Set(d, maximum - now));
+      for (int64_t i = 0; i < width; i += lanes) hn::StoreU(hn::Mul(factor, hn::LoadU(d, out + i)), d, out + i);
+      total = hn::Mul(total, factor);
+    }
+    maximum = now;
+  }
+  const auto shift = hn::Set(d, maximum);
   for (int64_t c = begin; c < end; c += lanes) {
     auto p = exponential(d, hn::Sub(hn::LoadU(d, scores + c), shift));
-    if (c < first || c + lanes > last) p = hn::IfThenElseZero(within(d, c, first, last), p);
+    if (outside(c)) p = hn::IfThenElseZero(within(d, c, first, last), p);
     total = hn::Add(total, p);
     hn::StoreU(p, d, scores + c);
   }
-  const A added = hn::GetLane(hn::SumOfLanes(d, total));
-  if (now > maximum && sum != 0) {
-    const auto factor = exponential(d, hn::Set(d, maximum - now));
-    for (int64_t i = 0; i < width; i += lanes) hn::StoreU(hn::Mul(factor, hn::LoadU(d, out + i)), d, out + i);
-    sum *= hn::GetLane(factor);
-  }
-  maximum = now;
-  sum += added;
+  hn::StoreU(total, d, sum);
 }
 
 template <class T, class A>
@@ -88,13 +89,15 @@ template <class A>
 struct ForwardTile {
   AttentionRows rows;
   A *query, *out, *scores;  ///< [rows, padded], [rows, padded], [rows, tile stride]
-  A maximum[attention_tile_queries], sum[attention_tile_queries];
+  static constexpr int64_t sum_stride = HWY_MAX_BYTES / sizeof(A);
+  A maximum[attention_tile_queries];
+  alignas(64) A sum[attention_tile_queries * sum_stride];  ///< one per lane
 
   ForwardTile(const AttentionRows& queries, A* memory, int64_t padded)
       : rows(queries), query(memory), out(query + attention_tile_queries * padded), scores(out + attention_tile_queries * padded) {
     std::fill_n(out, rows.count * padded, A{0});
     std::fill_n(maximum, rows.count, -std::numeric_limits<A>::infinity());
-    std::fill_n(sum, rows.count, A{0});
+    std::fill_n(sum, rows.count * sum_stride, A{0});
   }
 };
 
@@ -116,9 +119,13 @@ void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys,
     multiply_rows<A>(group, (end - column) / lanes, width, t.query + row * padded, padded, 1, keys + column, stride,
                      t.scores + row * stride + column, stride, false);
     pairs.computed += group * (end - column);
-    for (int64_t r = row; r < row + group; ++r)
-      online_softmax<A>(t.scores + r * stride, column, end, rows.first[r] - origin, rows.last[r] - origin, t.maximum[r], t.sum[r],
-                        t.out + r * padded, vectors * lanes);
+    for (int64_t r = row; r < row + group; ++r) {
+      const int64_t first = rows.first[r] - origin, last = rows.last[r] - origin;
+      A *scores = t.scores + r * stride, *sum = t.sum + r * t.sum_stride, *out = t.out + r * padded;
+      if (first <= column && last >= end) online_softmax<A, false>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
+      else if (first < last) online_softmax<A, true>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
+      else std::fill(scores + column, scores + end, A{0});
+    }
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows)
     if (from[row] < to[row])
@@ -140,14 +147,16 @@ void forward_rows(const AttentionForwardArgs& args, const AttentionDocument& doc
   pairs.attended += rows.pairs(0, document.key_count);
   for (int64_t tile = first < last ? first / tile_keys : 0; tile * tile_keys < last; ++tile)
     forward_tile<A>(t, tile, width, packed.keys + tile * attention_transposed_tile<A>(width), packed.values + tile * tile_keys * padded, pairs);
+  const hn::ScalableTag<A> d;
   for (int64_t r = 0; r < count; ++r) {
     const bool empty = rows.first[r] >= rows.last[r];
-    const A factor = empty ? A{0} : A{1} / t.sum[r];
+    const A sum = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, t.sum + r * t.sum_stride)));
+    const A factor = empty ? A{0} : A{1} / sum;
     const int64_t place = rows.local[r] * args.out_row + head * width;
     if (args.accumulate_out) write_row(t.out + r * padded, factor, width, static_cast<A*>(args.out) + place);
     else write_row(t.out + r * padded, factor, width, static_cast<T*>(args.out) + place);
     static_cast<A*>(args.lse)[rows.local[r] * args.heads + head] =
-        empty ? -std::numeric_limits<A>::infinity() : t.maximum[r] + std::log(t.sum[r]);
+        empty ? -std::numeric_limits<A>::infinity() : t.maximum[r] + std::log(sum);
   }
 }
 

@@ -164,14 +164,36 @@ int64_t AttentionRows::pairs(int64_t begin, int64_t end) const {
   return sum;
 }
 
+namespace {
+
+/// keys_before for arguments that ascend: walks along the pieces.
+class KeyCursor {
+ public:
+  KeyCursor(std::span<const AttentionPiece> pieces, int64_t global) : first_(pieces.data()), end_(first_ + pieces.size()) {
+    next_ = std::partition_point(first_, end_, [&](const AttentionPiece& piece) { return piece.global < global; });
+  }
+  int64_t before(int64_t global) {
+    while (next_ != end_ && next_->global < global) ++next_;
+    if (next_ == first_) return 0;
+    const AttentionPiece& piece = next_[-1];
+    return piece.offset + std::min<int64_t>(global - piece.global, piece.length);
+  }
+
+ private:
+  const AttentionPiece *first_, *end_, *next_;
+};
+
+}  // namespace
+
 AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window) {
   AttentionRows rows;
   rows.count = count;
   locate(document.queries, begin, count, rows.local, rows.global);
+  KeyCursor first(document.keys, rows.global[0] - window + 1), last(document.keys, rows.global[0] + int64_t{1});
   for (int64_t row = 0; row < count; ++row) {
     const int64_t global = rows.global[row];
-    rows.first[row] = window > 0 ? keys_before(document, global - window + 1) : 0;
-    rows.last[row] = keys_before(document, global + 1);
+    rows.first[row] = window > 0 ? first.before(global - window + 1) : 0;
+    rows.last[row] = last.before(global + 1);
   }
   return rows;
 }
