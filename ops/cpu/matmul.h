@@ -1,7 +1,8 @@
 // Parts of the packed matrix product, per storage type and instruction set (internal to ops/cpu).
 //
 // C is cut into tiles of `tile_rows` x `panel_columns` that live in registers. B is copied ("packed") into panels, panel[p][j], of
-// `panel_columns` columns and at most `matmul_depth` steps of k, padded with zero columns; values are widened to the accumulator type on the way.
+// `panel_columns` columns and at most `matmul_depth` steps of k; A into panels a[p][i] of `tile_rows` rows, so that the tile reads two
+// streams of memory from end to end. Values are widened to the accumulator type on the way.
 // Each element of C is, within a block of k, one chain of multiply-adds in ascending k that starts at zero; the blocks' sums are then added
 // in ascending order. Blocks depend on k alone, so the bits of an element depend on its row of A, its column of B and k, and on nothing else.
 #pragma once
@@ -21,21 +22,33 @@ struct MatmulRows {
   int64_t tile, row, step;
 };
 
+/// One panel of B, and the panel that is multiplied after it (or the same one again): it is fetched meanwhile.
+struct MatmulPanel {
+  const void* data;
+  const void* next;
+};
+
+/// The register tiles.
 struct MatmulTiles {
   int64_t tile_rows, panel_columns;
+  bool reads_in_place;  ///< rows of A that are contiguous in k are better read where they lie than packed
 
-  /// Packs `columns` <= panel_columns columns and `depth` steps of b (T) into a 64-byte aligned panel (A) of depth * panel_columns elements.
+  /// c[rows, columns] (A) = or += rows of A times one panel.
+  void (*multiply)(const MatmulRows& a, const MatmulPanel& panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
+
+  /// c[rows, columns] (bf16) = round(sum) or round(c + sum). Only for bf16, else null.
+  void (*round)(const float* sum, int64_t sum_row, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
+};
+
+/// Copies into the layouts that the tiles read.
+struct MatmulPacking {
+  /// Packs `columns` <= panel_columns columns and `depth` steps of b (T) into a 64-byte aligned panel (A) of depth * panel_columns elements;
+  /// what is right of them does not matter.
   void (*pack_b)(const void* b, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panel);
 
   /// Copies `rows` rows and `depth` steps of a (T) into `out` (A), which holds `packed_rows_size(rows, ...)` elements. `readable` >= rows says how many
   /// rows the matrix has from here on.
   MatmulRows (*pack_a)(const void* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t readable, int64_t depth, void* out);
-
-  /// c[rows, columns] (A) = or += rows of A times one panel.
-  void (*multiply)(const MatmulRows& a, const void* panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
-
-  /// c[rows, columns] (bf16) = round(sum) or round(c + sum). Only for bf16, else null.
-  void (*round)(const float* sum, int64_t sum_row, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
 };
 
 /// Elements that `pack_a` may write for `rows` rows.
@@ -45,6 +58,7 @@ constexpr int64_t packed_rows_size(int64_t rows, int64_t tile_rows) {
 
 /// The parts for storage type `type` (f64, f32 or bf16) in the rank's instruction set.
 MatmulTiles matmul_tiles(const Rank& rank, DType type);
+MatmulPacking matmul_packing(const Rank& rank, DType type);
 
 /// The kernels themselves; `matmul_can_run` says whether types are ones that both take.
 struct MatmulArgs;

@@ -7,8 +7,8 @@
 namespace quire {
 namespace {
 
-/// Steps of k and columns of B that are packed at once: 8 MiB of f32, which stay in the last level cache.
-constexpr int64_t slab_depth = 2048, slab_columns = 1024;
+/// Elements and columns of B that are packed at once: 2 MiB of f32, which stay in the last level cache.
+constexpr int64_t slab_elements = 512 * 1024, slab_columns = 1024;
 /// Up to this many rows, packed rows are shared by the chunks of a slab that is one block of k deep, so that all of it stays near.
 constexpr int64_t most_shared_rows = 1024;
 /// Up to this many rows, reading and writing C once more costs less than panels of B that went to far memory and back.
@@ -29,6 +29,7 @@ struct ChunkShape {
 struct Product {
   const MatmulArgs& args;
   const MatmulTiles tiles;
+  const MatmulPacking packing;
   int64_t depth;           ///< steps of one block of k, from k alone
   int64_t storage_bytes, accumulator_bytes;
   bool read_in_place;      ///< A is read where it lies, not packed
@@ -41,7 +42,7 @@ struct Product {
     return static_cast<const char*>(args.b) + (step * args.b_row + column * args.b_col) * storage_bytes;
   }
   MatmulRows pack_a(int64_t row, int64_t row_end, int64_t step, int64_t steps, void* out) const {
-    return tiles.pack_a(a(row, step), args.a_row, args.a_col, row_end - row, args.m - row, steps, out);
+    return packing.pack_a(a(row, step), args.a_row, args.a_col, row_end - row, args.m - row, steps, out);
   }
   char* c(int64_t row, int64_t column, int64_t element_bytes) const {
     return static_cast<char*>(args.c) + (row * args.c_row + column) * element_bytes;
@@ -101,8 +102,8 @@ void pack_slab(Rank& rank, const Product& product, const Slab& slab, char* panel
   rank.pool().parallel_for(across * chunks_of(slab.steps(), product.depth), [&](int64_t chunk, int) {
     const int64_t step = slab.first_step + chunk / across * product.depth, column = slab.first_column + chunk % across * panel;
     const int64_t depth = std::min(product.depth, slab.last_step - step);
-    product.tiles.pack_b(product.b(step, column), product.args.b_row, product.args.b_col, depth, std::min(panel, slab.last_column - column),
-                         panels + panel_offset(product, slab, step, depth, column));
+    product.packing.pack_b(product.b(step, column), product.args.b_row, product.args.b_col, depth, std::min(panel, slab.last_column - column),
+                           panels + panel_offset(product, slab, step, depth, column));
   });
 }
 
@@ -136,9 +137,13 @@ void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scr
                                                  : product.pack_a(row, row_end, step, depth, scratch.rows);
     for (int64_t j = column; j < column_end; j += tiles.panel_columns) {
       const int64_t columns = std::min(tiles.panel_columns, column_end - j);
-      const char* panel = scratch.panel;
-      if (slab.panels) panel = slab.panels + panel_offset(product, slab, step, depth, j);
-      else tiles.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
+      MatmulPanel panel{scratch.panel, scratch.panel};
+      if (slab.panels) {
+        const char* data = slab.panels + panel_offset(product, slab, step, depth, j);
+        panel = {data, data + depth * tiles.panel_columns * product.accumulator_bytes};
+      } else {
+        product.packing.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
+      }
       tiles.multiply(a, panel, depth, rows, columns, sums + (j - column) * product.accumulator_bytes, sums_row, add);
     }
   }
@@ -156,9 +161,10 @@ void multiply_slab(Rank& rank, const Product& product, const Slab& slab, const C
   });
 }
 
-/// Rows a multiple of a page apart meet in the same cache sets and are better copied.
-bool reads_in_place(const MatmulArgs& args) {
-  return args.type != DType::bf16 && args.a_col == 1 && args.a_row * size_of(args.type) % 4096 != 0;
+/// Few rows are not worth packing. Rows a multiple of a page apart would meet in the same cache sets.
+bool reads_in_place(const MatmulArgs& args, const MatmulTiles& tiles) {
+  if (args.type == DType::bf16 || args.a_col != 1) return false;
+  return args.m <= tiles.tile_rows || (tiles.reads_in_place && args.a_row * size_of(args.type) % 4096 != 0);
 }
 
 void clear(const MatmulArgs& args) {
@@ -181,16 +187,17 @@ void matmul_packed(Rank& rank, const MatmulArgs& args) {
   if (args.k == 0) return args.accumulate ? void() : clear(args);
 
   const int64_t accumulator_bytes = size_of(accumulator_of(args.type));
-  const Product product{args, matmul_tiles(rank, args.type), block_depth(args.k), size_of(args.type), accumulator_bytes,
-                        reads_in_place(args), args.c_type == DType::bf16};
+  const MatmulTiles tiles = matmul_tiles(rank, args.type);
+  const Product product{args, tiles, matmul_packing(rank, args.type), block_depth(args.k), size_of(args.type), accumulator_bytes,
+                        reads_in_place(args, tiles), args.c_type == DType::bf16};
   const int64_t panel = product.tiles.panel_columns;
   const int64_t columns = std::min(args.n, slab_columns);
   const ChunkShape shape = chunk_shape(product, columns);
   const int64_t down = chunks_of(args.m, shape.rows), across = chunks_of(columns, shape.columns);
   const bool share_panels = down > 1;
-  const bool share_rows = !product.read_in_place && down > 1 && across > 1 && args.m <= most_shared_rows;
-  const bool shallow = share_rows || (share_panels && args.m <= few_rows);
-  const int64_t steps = std::min(shallow ? product.depth : slab_depth / product.depth * product.depth, args.k);
+  const bool share_rows = !product.read_in_place && across > 1 && args.m <= most_shared_rows;
+  const bool shallow = share_panels && (share_rows || args.m <= few_rows);
+  const int64_t steps = std::min(shallow ? product.depth : std::max<int64_t>(1, slab_elements / columns / product.depth) * product.depth, args.k);
   const int64_t piece_bytes = packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes;
 
   Workspace workspace(rank.stack());

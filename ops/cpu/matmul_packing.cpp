@@ -1,0 +1,175 @@
+// Packing of the matrix product's operands, for each instruction set. See ops/cpu/matmul.h.
+#include "ops/cpu/matmul.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/cpu/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/matmul_packing.cpp"
+#include "ops/cpu/targets.h"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include "ops/cpu/matmul-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::HWY_NAMESPACE {
+namespace {
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+/// A vector whose block b of 128 bits holds values [p, p + values in a block) of row b * (values in a block).
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const hn::TFromD<D>* const* rows, int64_t p) {
+  if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) <= 16) {
+    return hn::LoadU(d, rows[0] + p);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_blocks(half, rows + hn::MaxLanes(D()) / 2, p), load_blocks(half, rows, p));
+  }
+}
+
+/// The same of bf16: blocks of four are put together before they are widened.
+template <class D>
+HWY_INLINE hn::Vec<D> load_block_bits(D d, const bf16* const* rows, int64_t p) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return hn::LoadU(d, reinterpret_cast<const uint16_t*>(rows[0] + p));
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_block_bits(half, rows + hn::MaxLanes(D()) / 2, p), load_block_bits(half, rows, p));
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const bf16* const* rows, int64_t p) {
+  const auto bits = load_block_bits(hn::Rebind<uint16_t, D>(), rows, p);
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(hn::RebindToUnsigned<D>(), bits)));
+}
+#endif
+
+/// out[p * out_step + r] = x[min(r, rows - 1) * x_row + p] for p < depth in ascending order and each r of a whole vector.
+template <class T>
+HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_step) {
+  using A = AccumulatorType<T>;
+  [[maybe_unused]] const Tag<A> d;
+  const T* row[lanes<A>];
+  for (int64_t r = 0; r < lanes<A>; ++r) row[r] = x + std::min(r, rows - 1) * x_row;
+  int64_t p = 0;
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  if constexpr (sizeof(A) == 4) {
+    const hn::Repartition<double, Tag<A>> wide;
+    for (; p + 4 <= depth; p += 4, out += 4 * out_step) {
+      const auto x0 = load_blocks(d, row, p), x1 = load_blocks(d, row + 1, p), x2 = load_blocks(d, row + 2, p), x3 = load_blocks(d, row + 3, p);
+      const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, x0, x1)), high01 = hn::BitCast(wide, hn::InterleaveUpper(d, x0, x1));
+      const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, x2, x3)), high23 = hn::BitCast(wide, hn::InterleaveUpper(d, x2, x3));
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, out);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, out + out_step);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, out + 2 * out_step);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, out + 3 * out_step);
+    }
+  } else {
+    for (; p + 2 <= depth; p += 2, out += 2 * out_step) {
+      const auto x0 = load_blocks(d, row, p), x1 = load_blocks(d, row + 1, p);
+      hn::StoreU(hn::InterleaveLower(d, x0, x1), d, out);
+      hn::StoreU(hn::InterleaveUpper(d, x0, x1), d, out + out_step);
+    }
+  }
+#endif
+  for (; p < depth; ++p, out += out_step)
+    for (int64_t r = 0; r < lanes<A>; ++r) out[r] = read(row[r][p]);
+}
+
+template <class T>
+void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panel) {
+  using A = AccumulatorType<T>;
+  const Tag<A> d;
+  const T* b = static_cast<const T*>(b_pointer);
+  A* out = static_cast<A*>(panel);
+  constexpr int64_t width = panel_columns<A>;
+  if (columns == width && b_col == 1) {
+    for (int64_t p = 0; p < depth; ++p) {
+      hwy::Prefetch(b + std::min(p + 16, depth - 1) * b_row);  // far apart: the processor does not foresee them
+      for (int j = 0; j < tile_vectors; ++j) hn::Store(load(d, b + p * b_row + j * lanes<A>), d, out + p * width + j * lanes<A>);
+    }
+  } else if (b_row == 1) {
+    for (int64_t j = 0; j < width; j += lanes<A>) {
+      const int64_t first = std::min(j, columns - 1);
+      transpose(b + first * b_col, b_col, columns - first, depth, out + j, width);
+    }
+  } else {
+    for (int64_t p = 0; p < depth; ++p) {
+      for (int64_t j = 0; j < columns; ++j) out[p * width + j] = read(b[p * b_row + j * b_col]);
+      for (int64_t j = columns; j < width; ++j) out[p * width + j] = 0;
+    }
+  }
+}
+
+/// Vectors that cover a tile's rows; the last one reaches past them.
+template <class A> constexpr int64_t row_vectors = (tile_rows + lanes<A> - 1) / lanes<A>;
+
+/// Rows that are contiguous in k are transposed, tile by tile.
+template <class T>
+void pack_along_k(const T* a, int64_t a_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
+  using A = AccumulatorType<T>;
+  for (int64_t first = 0; first < rows; first += tile_rows, out += out_tile) {
+    const int64_t count = std::min<int64_t>(tile_rows, rows - first);
+    if (count == 1) {  // generation: one row is worth no transposition
+      for (int64_t p = 0; p < depth; ++p) out[p * tile_rows] = read(a[first * a_row + p]);
+      continue;
+    }
+    // What a vector writes past the tile's rows is the next step's first rows: they are written after it.
+    for (int64_t v = row_vectors<A> - 1; v >= 0; --v)
+      if (v * lanes<A> < count) transpose(a + (first + v * lanes<A>) * a_row, a_row, count - v * lanes<A>, depth, out + v * lanes<A>, tile_rows);
+  }
+}
+
+/// Rows that are contiguous in i are copied step by step, as whole vectors where the matrix has the values.
+template <class T>
+void pack_along_rows(const T* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t readable, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
+  using A = AccumulatorType<T>;
+  const Tag<A> d;
+  constexpr int64_t reach = row_vectors<A> * lanes<A>, line = 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t fast = a_row == 1 && readable >= reach ? std::min(chunks_of(rows, tile_rows), (readable - reach) / tile_rows + 1) : 0;
+  for (int64_t p = 0; p < depth; ++p) {
+    const T* from = a + p * a_col;
+    A* to = out + p * tile_rows;
+    for (int64_t i = 0; i < rows; i += line) hwy::Prefetch(a + std::min(p + 8, depth - 1) * a_col + i * a_row);
+    for (int64_t t = 0; t < fast; ++t)
+      for (int64_t v = 0; v < row_vectors<A>; ++v) hn::StoreU(load(d, from + t * tile_rows + v * lanes<A>), d, to + t * out_tile + v * lanes<A>);
+    for (int64_t i = fast * tile_rows; i < rows; ++i) to[i / tile_rows * out_tile + i % tile_rows] = read(from[i * a_row]);
+  }
+}
+
+template <class T>
+MatmulRows pack_a(const void* a_pointer, int64_t a_row, int64_t a_col, int64_t rows, int64_t readable, int64_t depth, void* out_pointer) {
+  const T* a = static_cast<const T*>(a_pointer);
+  auto* out = static_cast<AccumulatorType<T>*>(out_pointer);
+  const int64_t tile = depth * tile_rows + 16;  // whole vectors are written, which reach past a tile's end
+  if (a_col == 1) pack_along_k(a, a_row, rows, depth, out, tile);
+  else pack_along_rows(a, a_row, a_col, rows, readable, depth, out, tile);
+  return {out, tile, 1, tile_rows};
+}
+
+template <class T>
+MatmulPacking packing_of() {
+  return {pack_b<T>, pack_a<T>};
+}
+
+}  // namespace
+
+MatmulPacking packing_for(DType type) {
+  if (type == DType::f64) return packing_of<double>();
+  return type == DType::f32 ? packing_of<float>() : packing_of<bf16>();
+}
+
+}  // namespace quire::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire {
+
+HWY_EXPORT(packing_for);
+MatmulPacking matmul_packing(const Rank& rank, DType type) { return QUIRE_PICK(rank, packing_for)(type); }
+
+}  // namespace quire
+#endif
