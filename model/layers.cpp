@@ -79,7 +79,7 @@ Value DecoderLayer::forward(Tape& tape, const Value& x, const Microbatch& microb
 Value NormLayer::forward(Tape& tape, const Value& x, const Microbatch&, const ForwardOptions&) { return rmsnorm(tape, x, gain_, eps_); }
 
 Value HeadLayer::forward(Tape& tape, const Value& x, const Microbatch& microbatch, const ForwardOptions& options) {
-  return linear_cross_entropy(tape, x, weight_, use_, microbatch.targets, options.z_weight);
+  return linear_cross_entropy(tape, x, weight_, use_, microbatch.targets, options.z_weight, options.loss_gradient);
 }
 
 }  // namespace quire

@@ -39,6 +39,9 @@ struct ForwardOptions {
   Recomputation recomputation = Recomputation::none;
   AttentionExecutor* attention = nullptr;  ///< nullptr: LocalAttention
   double z_weight = 0;                     ///< z-loss
+  /// The gradient of the loss [1] f64 that backward will be given, where it is known before: the head then computes its gradients in forward.
+  /// Only where backward follows; see `linear_cross_entropy`.
+  Tensor loss_gradient;
 };
 
 /// A named layer. The first takes tokens (its input value is empty), the last gives the summed loss [1] f64, all others map [T, dim] to [T, dim].

@@ -174,7 +174,7 @@ struct CrossEntropyForwardArgs {
   double z_weight;
   void* lse; void* nll;
 };
-/// dlogits (T, may not alias) = scale[0] * (softmax * (1 + 2 z_weight lse) - onehot); exact zeros for ignored rows. scale is f64 on the device.
+/// dlogits (T; may be the logits themselves where T is A) = scale[0] * (softmax * (1 + 2 z_weight lse) - onehot); exact zeros for ignored rows. scale is f64 on the device.
 struct CrossEntropyBackwardArgs {
   static constexpr const char* op = "cross_entropy_backward";
   DType type;

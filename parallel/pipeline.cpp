@@ -1,5 +1,7 @@
 #include "parallel/pipeline.h"
 
+#include <utility>
+
 #include "parallel/boundary_record.h"
 
 namespace quire {
@@ -20,13 +22,24 @@ struct Passage {
 
 bool is_forward(const Action& action) { return action.kind == ActionKind::forward; }
 
+bool forwards_ascend(const PipelineSchedule& schedule, int64_t stage) {
+  int64_t before = -1;
+  for (const Action& action : schedule.actions[static_cast<size_t>(schedule.rank_of_stage[static_cast<size_t>(stage)])])
+    if (is_forward(action) && action.stage == stage && std::exchange(before, action.microbatch) > action.microbatch) return false;
+  return true;
+}
+
 }  // namespace
 
 /// One walk through a program.
 class PipelinePass {
  public:
   PipelinePass(Pipeline& pipeline, const PipelineWork& work, const PipelineProgram& program, bool training)
-      : pipeline_(pipeline), rank_(pipeline.rank_), work_(work), program_(program), training_(training), last_stage_(program.schedule.stages - 1) {}
+      : pipeline_(pipeline), rank_(pipeline.rank_), work_(work), program_(program), training_(training), last_stage_(program.schedule.stages - 1),
+        forward_(pipeline.forward_) {
+    // The head then adds to its weight's gradient in the order of forward passes, which must be the order of microbatches.
+    if (training && forwards_ascend(program.schedule, last_stage_)) forward_.loss_gradient = work.loss_gradient;
+  }
 
   void run() {
     for (const Instruction& instruction : program_.instructions[static_cast<size_t>(pipeline_.group_.rank())]) {
@@ -119,10 +132,10 @@ class PipelinePass {
     const int64_t before = rank_.work().computed_pairs;
     if (action.stage == 0 && training_ && work_.embedding_gradient) {
       Tape apart(rank_, false);
-      p.input = p.tape->leaf(pipeline_.model_.forward(apart, {}, p.microbatch, pipeline_.forward_, 0, 1).tensor);
+      p.input = p.tape->leaf(pipeline_.model_.forward(apart, {}, p.microbatch, forward_, 0, 1).tensor);
       layers.first = 1;
     }
-    p.output = pipeline_.model_.forward(*p.tape, p.input, p.microbatch, pipeline_.forward_, layers.first, layers.last);
+    p.output = pipeline_.model_.forward(*p.tape, p.input, p.microbatch, forward_, layers.first, layers.last);
     pipeline_.forward_pairs_ += rank_.work().computed_pairs - before;
     if (!last) return;
     if (training_) {
@@ -230,6 +243,7 @@ class PipelinePass {
   const PipelineProgram& program_;
   bool training_;
   int64_t last_stage_;
+  ForwardOptions forward_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Passage>> passages_;
   std::vector<Request> sends_;
 };

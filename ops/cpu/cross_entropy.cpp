@@ -65,12 +65,12 @@ void backward_rows(const CrossEntropyBackwardArgs& args, int64_t begin, int64_t 
     const A lse = static_cast<const A*>(args.lse)[row];
     const auto shift = hn::Set(d, lse), factor = hn::Set(d, scale);
     const auto weight = hn::Set(d, A(1) + A(2) * static_cast<A>(args.z_weight) * lse);
+    const auto target_softmax = exponential(d, hn::Sub(hn::Set(d, x[target]), shift));  // before dx, which may be x, is written
     for_each_vector(d, args.vocabulary, [&](int64_t i, int64_t n) HWY_ATTR {
       const auto softmax = exponential(d, hn::Sub(load_first(d, x + i, n), shift));
       store_first(d, hn::Mul(factor, hn::Mul(softmax, weight)), dx + i, n);
     });
-    const auto softmax = exponential(d, hn::Sub(hn::Set(d, x[target]), shift));
-    store_first(d, hn::Mul(factor, hn::Sub(hn::Mul(softmax, weight), hn::Set(d, A(1)))), dx + target, 1);
+    store_first(d, hn::Mul(factor, hn::Sub(hn::Mul(target_softmax, weight), hn::Set(d, A(1)))), dx + target, 1);
   }
 }
 

@@ -122,7 +122,7 @@ BOOST_AUTO_TEST_CASE(literal_loops_at_chunk_edges) {
   std::mt19937_64 random(2);
   constexpr int64_t vocabulary = 70'001, dim = 3;
   const int64_t chunk = cross_entropy_chunk(vocabulary);
-  BOOST_TEST(chunk == 16);
+  BOOST_TEST(chunk == 29);
   const Tensor weight = random_tensor(rank, random, {vocabulary, dim});
   for (const int64_t tokens : {int64_t{1}, chunk - 1, chunk, chunk + 1, 2 * chunk + 1}) {
     const Tensor x = random_tensor(rank, random, {tokens, dim});
@@ -140,7 +140,7 @@ BOOST_AUTO_TEST_CASE(rows_have_the_same_bits_in_every_chunk) {
   // A row's loss and gradient do not depend on the other rows, nor on which chunk it falls into.
   Rank rank(RankOptions{.threads = 2, .poison = true});
   std::mt19937_64 random(3);
-  constexpr int64_t vocabulary = 70'001, dim = 3, tokens = 40;
+  constexpr int64_t vocabulary = 140'001, dim = 3, tokens = 40;  // chunks of 16
   const Tensor weight = random_tensor(rank, random, {vocabulary, dim}), x = random_tensor(rank, random, {tokens, dim});
   const std::vector<int32_t> targets = random_targets(random, tokens, vocabulary);
   const Result all = run(rank, x, weight, targets, 0, 1);
@@ -215,6 +215,73 @@ BOOST_AUTO_TEST_CASE(f32_and_bf16_hold_the_rule) {
   };
   check(DType::f32, literal<float, float>);
   check(DType::bf16, literal<bf16, float>);
+}
+
+/// Loss, dx and both accumulators of a weight whose second use the head is; they hold something before.
+std::vector<Doubles> bits_of(Rank& rank, const Tensor& x, const Tensor& weight, const std::vector<int32_t>& targets, double scale, bool announce, BackwardMode mode) {
+  Parameter parameter = make_parameter(rank, "head", weight, 2);
+  std::mt19937_64 random(6);
+  for (Tensor& gradient : parameter.gradients) gradient = cast(rank, random_tensor(rank, random, weight.shape()), gradient.dtype());
+  const Tensor target_tensor = Tensor::from<int32_t>(rank, {static_cast<int64_t>(targets.size())}, targets), gradient = Tensor::from<double>(rank, {1}, Doubles{scale});
+  Tape tape(rank);
+  int done = 0;
+  tape.set_parameter_hook([&](Parameter& p, int use) { done += &p == &parameter && use == 1; });
+  const Value leaf = tape.leaf(x), loss = linear_cross_entropy(tape, leaf, parameter, 1, target_tensor, 1e-2, announce ? gradient : Tensor());
+  BOOST_TEST(done == 0);  // the contribution counts from backward on, as for every other parameter
+  tape.backward(std::span(&loss, 1), std::span(&gradient, 1), mode);
+  BOOST_TEST(done == 1);
+  return {wide(rank, loss.tensor), wide(rank, tape.take_gradient(leaf)), wide(rank, parameter.gradients[0]), wide(rank, parameter.gradients[1])};
+}
+
+BOOST_AUTO_TEST_CASE(an_announced_gradient_gives_the_same_bits) {
+  Rank rank(RankOptions{.threads = 2, .poison = true});
+  std::mt19937_64 random(7);
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const auto& [tokens, dim, vocabulary] : {std::tuple{1, 8, 5}, {1100, 24, 300}, {35, 3, 140'001}}) {
+      const Tensor x = cast(rank, random_tensor(rank, random, {tokens, dim}), dtype), weight = cast(rank, random_tensor(rank, random, {vocabulary, dim}, 0.5), dtype);
+      std::vector<int32_t> targets = random_targets(random, tokens, vocabulary);
+      targets[0] = 1;
+      const auto plain = bits_of(rank, x, weight, targets, 1.0 / 3, false, BackwardMode::full);
+      for (const BackwardMode mode : {BackwardMode::full, BackwardMode::input_only})
+        BOOST_TEST((bits_of(rank, x, weight, targets, 1.0 / 3, true, mode) == plain), name_of(dtype) << ", " << tokens << " tokens");
+      BOOST_TEST((bits_of(rank, x, weight, targets, 0.3, true, BackwardMode::full) != plain));  // the comparison sees another scale
+    }
+}
+
+BOOST_AUTO_TEST_CASE(another_gradient_than_the_announced_one_is_refused) {
+  Rank rank;
+  std::mt19937_64 random(8);
+  Parameter weight = make_parameter(rank, "head", random_tensor(rank, random, {7, 5}));
+  const Tensor x = random_tensor(rank, random, {6, 5}), targets = Tensor::from<int32_t>(rank, {6}, std::vector<int32_t>(6, 2));
+  const auto call = [&](double handed, int times) {
+    Tape tape(rank);
+    const Tensor announced = Tensor::from<double>(rank, {1}, Doubles{0.25}), gradient = Tensor::from<double>(rank, {1}, Doubles{handed});
+    const Value loss = linear_cross_entropy(tape, tape.leaf(x), weight, 0, targets, 0, announced);
+    announced.data<double>()[0] = handed;  // what counts is the value that forward has used
+    const std::vector<Value> outputs(static_cast<size_t>(times), loss);
+    const std::vector<Tensor> gradients(static_cast<size_t>(times), gradient);
+    tape.backward(outputs, gradients);
+  };
+  call(0.25, 1);
+  check_error<StateError>([&] { call(0.5, 1); }, {"[linear_cross_entropy]", "0.5", "0.25 was announced"});
+  check_error<StateError>([&] { call(0.25, 2); }, {"[linear_cross_entropy]", "0.5", "0.25 was announced"});
+  check_error<ShapeError>([&] {
+    Tape tape(rank);
+    linear_cross_entropy(tape, tape.leaf(x), weight, 0, targets, 0, Tensor::zeros(rank, {2}, DType::f64));
+  }, {"[linear_cross_entropy]", "(2) f64", "(1) f64"});
+}
+
+BOOST_AUTO_TEST_CASE(a_forward_that_does_not_record_adds_to_no_gradient) {
+  Rank rank;
+  std::mt19937_64 random(9);
+  Parameter weight = make_parameter(rank, "head", random_tensor(rank, random, {7, 5}));
+  const Tensor x = random_tensor(rank, random, {6, 5}), targets = Tensor::from<int32_t>(rank, {6}, std::vector<int32_t>(6, 2));
+  const Tensor announced = Tensor::from<double>(rank, {1}, Doubles{0.25});
+  for (const bool recording : {false, true}) {  // recording: the control
+    Tape tape(rank, recording);
+    linear_cross_entropy(tape, tape.leaf(x), weight, 0, targets, 0, announced);
+    BOOST_TEST((largest(weight.gradients[0].to_vector<double>()) > 0) == recording);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(wrong_shapes_are_named) {
