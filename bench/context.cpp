@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "bench/calm.h"
+#include "bench/made_step.h"
 #include "bench/rows.h"
 #include "parallel/communicator.h"
 #include "parallel/context_plan.h"
@@ -19,9 +19,6 @@ namespace quire::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr int most_tries = 4;
-constexpr double quiet = 0.9, most_queued = 0.02;
 
 Config small_model(int64_t tokens) {
   Config config;
@@ -35,37 +32,6 @@ Config small_model(int64_t tokens) {
   config.train.global_batch_size = 1;
   config.data.dataset_path = "none";  // rows are made here
   return config;
-}
-
-/// One row of these documents.
-LoadedStep step_of(const std::vector<int64_t>& lengths, int64_t vocabulary) {
-  HostBatch host;
-  host.documents = Documents::from_lengths(lengths);
-  host.rows = 1;
-  const int64_t tokens = host.documents.tokens();
-  for (int64_t i = 0; i < tokens; ++i)
-    host.tokens.push_back(static_cast<int32_t>(random_bits(2, 0, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocabulary)));
-  host.targets = host.tokens;
-  host.valid = tokens;
-  LoadedStep step;
-  step.plan.rows.resize(1);
-  step.plan.tokens = step.plan.valid = tokens;
-  step.microbatches.push_back(std::move(host));
-  return step;
-}
-
-struct Measurement {
-  double seconds = 0;
-  double probe = 0;   ///< multiply-adds per second of the slower rank, before or after, whichever is less
-  double queued = 0;  ///< seconds in which a rank could have run and another program did
-};
-
-/// Seconds that this thread has waited for a processor; 0 where the system does not say.
-double queued_seconds() {
-  std::ifstream file("/proc/thread-self/schedstat");
-  double ran = 0, waited = 0;
-  file >> ran >> waited;
-  return waited * 1e-9;
 }
 
 /// A step after another one that fills the allocator. The processor is probed by all ranks at once.
@@ -90,42 +56,6 @@ Measurement measure(const Config& config, int ranks, const LoadedStep& step) {
   return slowest;
 }
 
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-/// Repeats what was disturbed. The best probe so far is what others are compared with: one rank's and two ranks' apart, as clocks differ with busy cores.
-class Gate {
- public:
-  explicit Gate(ContextBenchResult& result) : result_(result) {}
-  double seconds(const Config& config, int ranks, const LoadedStep& step, const std::function<void(const std::string& line)>& tell) {
-    double& best = best_[ranks == 1 ? 0 : 1];
-    Measurement quietest;
-    for (int tries = 0; tries < most_tries; ++tries) {
-      const Measurement one = measure(config, ranks, step);
-      best = std::max(best, one.probe);
-      if (tries == 0 || one.seconds < quietest.seconds) quietest = one;
-      const std::string found = fmt::format("{:.0f} ms", 1e3 * one.seconds);
-      if (one.probe >= quiet * best && one.queued <= most_queued * one.seconds) {
-        tell(found);
-        return one.seconds;
-      }
-      if (tries + 1 == most_tries) break;
-      ++result_.repeated;
-      tell(found + ", measured again: the processor was disturbed");
-    }
-    ++result_.disturbed;
-    tell(fmt::format("{:.0f} ms, the least of {} disturbed ones", 1e3 * quietest.seconds, most_tries));
-    return quietest.seconds;
-  }
-
- private:
-  ContextBenchResult& result_;
-  double best_[2] = {0, 0};
-};
-
 struct Candidate {
   Config config;
   const LoadedStep* step;
@@ -143,7 +73,7 @@ ContextBenchResult bench_context(const ContextBenchOptions& options) {
   }
   const std::vector<int64_t> lengths = draw_row(*corpus, options.tokens, 0);
   Config config = small_model(options.tokens);
-  const LoadedStep packed = step_of(lengths, config.model.vocab_size), whole = step_of({options.tokens}, config.model.vocab_size);
+  const LoadedStep packed = made_step({lengths}, config.model.vocab_size), whole = made_step({{options.tokens}}, config.model.vocab_size);
   ContextBenchResult result;
   result.tokens = options.tokens;
   result.documents = static_cast<int64_t>(lengths.size());
@@ -171,17 +101,22 @@ ContextBenchResult bench_context(const ContextBenchOptions& options) {
   result.lines.push_back({.name = "full zigzag ring, nothing skipped", .peer = true});
   candidates.push_back({resolved(config), &whole});
 
-  Gate gate(result);
+  CalmGate gate;
   for (int64_t round = 0; round < options.rounds; ++round) {
     const auto tell_of = [&](const std::string& name) {
       return [&options, prefix = fmt::format("round {} of {}, {}: ", round + 1, options.rounds, name)](const std::string& found) {
         if (options.progress) options.progress(prefix + found);
       };
     };
-    result.alone.push_back(gate.seconds(alone, 1, packed, tell_of("one rank")));
-    for (size_t i = 0; i < candidates.size(); ++i)
-      result.lines[i].seconds.push_back(gate.seconds(candidates[i].config, 2, *candidates[i].step, tell_of(result.lines[i].name)));
+    result.alone.push_back(gate.measure(0, [&] { return measure(alone, 1, packed); }, tell_of("one rank")).seconds);
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const auto once = [&] { return measure(candidates[i].config, 2, *candidates[i].step); };
+      result.lines[i].seconds.push_back(gate.measure(1, once, tell_of(result.lines[i].name)).seconds);
+    }
   }
+  result.repeated = gate.repeated();
+  result.disturbed = gate.disturbed();
+  result.gate = gate.summary();
   result.alone_median = median_of(result.alone);
   for (size_t i = 0; i < result.lines.size(); ++i) {
     ContextBenchLine& line = result.lines[i];
@@ -201,8 +136,7 @@ std::string ContextBenchResult::table() const {
     text += fmt::format("{} {:<36}{:>12.1f}{:>14.3f}\n", i == best ? '>' : ' ', lines[i].name, 1e3 * lines[i].median, lines[i].efficiency);
   text += fmt::format("\nEfficiency: T(1 rank) / (2 x T(2 ranks)), medians of {}. Aim: 0.85, stretch 0.95; best: {} with {:.3f}.\n", alone.size(),
                       lines[best].name, lines[best].efficiency);
-  text += fmt::format("{} measurements were made again because the processor was disturbed{}.\n", repeated,
-                      disturbed > 0 ? fmt::format("; {} count although it was: run it on a quieter machine", disturbed) : "");
+  text += gate;
   return text;
 }
 

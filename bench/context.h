@@ -29,7 +29,7 @@ struct ContextBenchResult {
   std::vector<ContextBenchLine> lines;
   size_t best = 0;
   int64_t repeated = 0, disturbed = 0;  ///< measurements made again because the machine was disturbed; kept although it was
-  std::string model;
+  std::string model, gate;       ///< in words: what was trained, and what was repeated
   std::string table() const;
   std::string to_json() const;
 };

@@ -2,43 +2,129 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
+#include <functional>
 
 #include "bench/context.h"
 #include "bench/plans.h"
+#include "bench/step.h"
 #include "tools/output.h"
+
+namespace {
+
+using Run = std::function<void()>;
+
+void print(bool json, const std::string& text, const std::string& object) { fmt::print("{}{}", json ? object : text, json ? "\n" : ""); }
+
+const auto to_stderr = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+
+CLI::App* add_command(CLI::App& app, const char* name, const char* what, bool& json) {
+  CLI::App* command = app.add_subcommand(name, what);
+  command->add_flag("--json", json, "print one JSON object instead");
+  return command;
+}
+
+void add_lengths(CLI::App* command, std::string& folder) {
+  command->add_option("--lengths", folder, "folder of the document lengths")->capture_default_str()->type_name("FOLDER");
+}
+
+/// The peers' folder: what is given, else build/peers where it is there.
+struct PeerOptions {
+  std::string folder = "build/peers";
+  bool none = false;
+  CLI::Option* given = nullptr;
+  void add(CLI::App* command, std::string& script, double& patience) {
+    given = command->add_option("--peers", folder, "folder of the peers' environments, made by tests/peers/setup; without it build/peers, where that is there")->type_name("FOLDER");
+    command->add_flag("--no-peers", none, "measure Quire alone")->excludes(given);
+    command->add_option("--peer-script", script, "what a peer's python runs")->capture_default_str()->type_name("FILE");
+    command->add_option("--patience", patience, "seconds to wait for one answer of a peer")->capture_default_str();
+  }
+  std::string chosen() const {
+    if (none) return "";
+    if (given->count() > 0 || std::filesystem::is_directory(folder)) return folder;
+    fmt::print(stderr, "no peers: there is no {} (tests/peers/setup makes it)\n", folder);
+    return "";
+  }
+};
+
+Run add_plans(CLI::App& app, bool& json) {
+  static quire::bench::PlansOptions plans;
+  CLI::App* command = add_command(app, "plans", "balance and traffic of context plans, beside their peers, on committed document lengths; prints Markdown (docs/context_plans.md)", json);
+  command->add_option("--rows", plans.rows, "rows of each line of the table")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--cp", plans.ranks, "numbers of ranks, divided by commas")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 16));
+  command->add_option("--tokens", plans.tokens, "lengths of rows, divided by commas")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  add_lengths(command, plans.lengths);
+  return [command, &json] {
+    if (!*command) return;
+    const quire::bench::PlansResult result = quire::bench::bench_plans(plans);
+    print(json, result.markdown(), result.to_json());
+  };
+}
+
+Run add_context(CLI::App& app, bool& json) {
+  static quire::bench::ContextBenchOptions context;
+  CLI::App* command = add_command(
+      app, "context",
+      "whole training steps of one packed row: one rank beside two that share it, every layout and exchange, one thread each.\n"
+      "Progress goes to stderr. A measurement that the machine disturbed is made again, up to three times, and what stays disturbed is said. "
+      "With the defaults it takes one to three minutes on a quiet machine, up to four times as long on a disturbed one",
+      json);
+  command->add_option("--tokens", context.tokens, "length of the row")->capture_default_str()->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+  command->add_option("--rounds", context.rounds, "measurements of each, of which the median counts")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_option("--documents", context.corpus, "name of the document lengths in the folder")->capture_default_str();
+  add_lengths(command, context.lengths);
+  return [command, &json] {
+    if (!*command) return;
+    context.progress = to_stderr;
+    const quire::bench::ContextBenchResult result = quire::bench::bench_context(context);
+    print(json, result.table(), result.to_json());
+  };
+}
+
+Run add_step(CLI::App& app, bool& json) {
+  static quire::bench::StepBenchOptions step;
+  static PeerOptions peers;
+  CLI::App* command = add_command(app, "step",
+                                  "whole training steps beside PyTorch's, in pairs; prints Markdown (docs/performance.md). Progress goes to stderr.\n"
+                                  "Each peer first tries its variants; a step of shape b takes PyTorch about 15 s",
+                                  json);
+  command->add_option("--shapes", step.shapes, "a, b, c, divided by commas")->delimiter(',')->capture_default_str();
+  command->add_option("--documents", step.documents, "packed, one, divided by commas")->delimiter(',')->capture_default_str();
+  command->add_option("--dtype", step.dtypes, "f32, bf16, divided by commas; peers take part in the first")->delimiter(',')->capture_default_str();
+  command->add_option("--pairs", step.pairs, "measurements of each side")->capture_default_str();
+  command->add_option("--tries", step.tries, "times a measurement is made while the machine disturbs it")->capture_default_str();
+  command->add_option("--threads", step.threads, "more than one: Quire with so many beside Quire with one, by wall time")->capture_default_str();
+  command->add_option("--variant", step.variant, "of the peers, instead of the quickest of a trial: causal, dense, loop or flex, with +compile or without");
+  command->add_flag("--dense", step.dense, "also shape c, packed, against a dense document mask (minutes)");
+  command->add_flag("--profile", step.profile, "also print where the time of Quire's step goes");
+  add_lengths(command, step.lengths);
+  peers.add(command, step.peer_script, step.patience_seconds);
+  return [command, &json] {
+    if (!*command) return;
+    if (step.threads > 1 && peers.given->count() == 0) peers.none = true;
+    check(step);
+    step.peers = peers.chosen();
+    step.progress = to_stderr;
+    const quire::bench::StepBenchResult result = quire::bench::bench_step(step);
+    print(json, result.markdown(), result.to_json());
+  };
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Measures what the project says of itself. Run it from the root of a checkout, on a quiet machine.");
   app.require_subcommand(1);
   bool json = false;
-
-  quire::bench::PlansOptions plans;
-  CLI::App* plans_command = app.add_subcommand(
-      "plans", "balance and traffic of context plans, beside their peers, on committed document lengths; prints Markdown (docs/context_plans.md)");
-  plans_command->add_option("--rows", plans.rows, "rows of each line of the table")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  plans_command->add_option("--cp", plans.ranks, "numbers of ranks, divided by commas")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 16));
-  plans_command->add_option("--tokens", plans.tokens, "lengths of rows, divided by commas")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  plans_command->add_option("--lengths", plans.lengths, "folder of the document lengths")->capture_default_str()->type_name("FOLDER");
-  plans_command->add_flag("--json", json, "print one JSON object instead");
-
-  quire::bench::ContextBenchOptions context;
-  CLI::App* context_command = app.add_subcommand(
-      "context", "whole training steps of one packed row: one rank beside two that share it, every layout and exchange, one thread each.\n"
-                 "Progress goes to stderr. A measurement that the machine disturbed is made again, up to three times, and what stays disturbed is said. "
-                 "With the defaults it takes one to three minutes on a quiet machine, up to four times as long on a disturbed one");
-  context_command->add_option("--tokens", context.tokens, "length of the row")->capture_default_str()->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
-  context_command->add_option("--rounds", context.rounds, "measurements of each, of which the median counts")
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  context_command->add_option("--documents", context.corpus, "name of the document lengths in the folder")->capture_default_str();
-  context_command->add_option("--lengths", context.lengths, "folder of the document lengths")->capture_default_str()->type_name("FOLDER");
-  context_command->add_flag("--json", json, "print one JSON object instead");
+  const Run runs[] = {add_plans(app, json), add_context(app, json), add_step(app, json)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -48,14 +134,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   try {
-    if (*plans_command) {
-      const quire::bench::PlansResult result = quire::bench::bench_plans(plans);
-      fmt::print("{}{}", json ? result.to_json() : result.markdown(), json ? "\n" : "");
-    } else {
-      context.progress = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
-      const quire::bench::ContextBenchResult result = quire::bench::bench_context(context);
-      fmt::print("{}{}", json ? result.to_json() : result.table(), json ? "\n" : "");
-    }
+    for (const Run& run : runs) run();
     finish_output("bench");
     return 0;
   } catch (const std::exception& error) {
