@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "bench/common.h"
 #include "bench/made_step.h"
 #include "bench/peer.h"
 #include "bench/rows.h"
@@ -154,12 +152,15 @@ class LineBench {
     for (int64_t pair = 0; pair < options_.pairs; ++pair)
       for (size_t side = 0; side < line_.sides.size(); ++side) measure(pair, side);
     for (StepSide& side : line_.sides)
-      for (size_t i = 0; i < side.seconds.size(); ++i) side.ratios.push_back(side.seconds[i] / line_.sides[0].seconds[i]);
+      for (size_t i = 0; i < side.seconds.size(); ++i) {
+        side.ratios.push_back(side.seconds[i] / line_.sides[0].seconds[i]);
+        side.share.push_back(line_.flops / side.seconds[i] / probes_[side.threads > 1 ? 1 : 0]);
+      }
     for (size_t i = 0; i < own_.size(); ++i) {
       line_.sides[i].last_loss = own_[i]->last_loss();
       line_.sides[i].memory = own_[i]->memory();
     }
-    line_.probe = median_of(probes_);
+    line_.probe = probes_[options_.threads > 1 ? 1 : 0];
     if (options_.profile) line_.profile = own_[0]->profile();
     if (options_.dense && line_.shape == "c" && line_.documents == "packed")
       for (auto& peer : peers_) measure_dense(*peer);
@@ -194,8 +195,8 @@ class LineBench {
                                  side.threads > 1 ? fmt::format(" with {} threads", side.threads) : "", text));
     });
     side.seconds.push_back(found.seconds);
-    side.share.push_back(line_.flops / found.seconds / found.probe);
-    if (side.threads == line_.sides[0].threads) probes_.push_back(found.probe);
+    double& probe = probes_[side.threads > 1 ? 1 : 0];
+    probe = std::max(probe, found.probe);
   }
 
   Measurement measure_peer(Peer& peer, StepSide& side) {
@@ -229,23 +230,8 @@ class LineBench {
   const LoadedStep step_;
   StepLine line_;
   std::vector<std::unique_ptr<Own>> own_;
-  std::vector<double> probes_;
+  double probes_[2] = {0, 0};  ///< the best of this line, with one thread and with more: others of the machine's programs can only lower it
 };
-
-std::string names_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-void check_names(const char* option, const std::vector<std::string>& given, const std::vector<std::string>& known) {
-  if (given.empty()) fail<ConfigError>("bench", "{} is empty; allowed: {}", option, names_of(known));
-  for (const std::string& name : given)
-    if (std::ranges::find(known, name) == known.end()) {
-      const std::string near = nearest(name, known);
-      fail<ConfigError>("bench", "{} has '{}'; allowed: {}{}", option, name, names_of(known), near.empty() ? "" : "; nearest: " + near);
-    }
-}
 
 }  // namespace
 
@@ -281,14 +267,8 @@ StepBenchResult bench_step(const StepBenchOptions& options) {
     }
   CalmGate gate(options.tries);
   StepBenchResult result;
-  {
-    const Rank rank;
-    result.machine = fmt::format("{}, {}", processor_name(), instruction_set(rank));
-  }
-  const std::time_t now = std::time(nullptr);
-  char date[32];
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  result.date = date;
+  result.machine = machine_name();
+  result.date = today();
   for (const std::string& shape : options.shapes)
     for (const std::string& documents : options.documents)
       result.lines.push_back(LineBench(options, gate, peers, shape_of(shape), documents, corpora.front()).run());

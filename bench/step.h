@@ -35,7 +35,7 @@ struct StepSide {
   std::string name, version, build;  ///< Quire's build is its instruction set
   std::string variant, dtype;        ///< how a peer computes attention, and whether it is compiled
   int64_t threads = 1;
-  std::vector<double> seconds, share;  ///< of each pair; share of the probe around it by useful work
+  std::vector<double> seconds, share;  ///< of each pair; share of the line's probe by useful work
   std::vector<double> ratios;        ///< this side's seconds over those of the first side
   double first_loss = 0, last_loss = 0;
   int64_t memory = 0;                ///< bytes: Quire's taken from the system, a peer's process at its largest
@@ -56,7 +56,7 @@ struct StepLine {
   std::vector<StepTrial> trials;
   std::map<std::string, double> dense;  ///< peer -> seconds of a step with a dense document mask
   Profile::Entries profile;      ///< of one step; "" is the step itself
-  double probe = 0;              ///< median, multiply-adds per second times two
+  double probe = 0;              ///< the best of those around the measurements, multiply-adds per second times two
   /// The side of a peer with the least median ratio; nullptr without peers.
   const StepSide* best_peer() const;
 };

@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 
 #include "bench/context.h"
+#include "bench/kernels.h"
+#include "bench/loader.h"
 #include "bench/plans.h"
 #include "bench/step.h"
 #include "tools/output.h"
@@ -118,13 +121,54 @@ Run add_step(CLI::App& app, bool& json) {
   };
 }
 
+Run add_kernels(CLI::App& app, bool& json) {
+  static quire::bench::KernelsOptions kernels;
+  static PeerOptions peers;
+  CLI::App* command = add_command(app, "kernels",
+                                  "products beside OpenBLAS and Eigen, attention beside PyTorch, operations bound by memory beside a copy; prints Markdown (docs/performance.md). "
+                                  "Progress goes to stderr. Without peers it takes about two minutes",
+                                  json);
+  command->add_option("--parts", kernels.parts, "products, attention, memory, divided by commas")->delimiter(',')->capture_default_str();
+  command->add_option("--dtype", kernels.dtypes, "of products: f32, bf16, divided by commas")->delimiter(',')->capture_default_str();
+  command->add_option("--pairs", kernels.pairs, "measurements of each side")->capture_default_str();
+  command->add_option("--draws", kernels.draws, "rows of drawn documents for attention")->capture_default_str();
+  command->add_option("--openblas", kernels.openblas, "library to load instead of the first that is found; none for none")->type_name("FILE");
+  add_lengths(command, kernels.lengths);
+  peers.add(command, kernels.peer_script, kernels.patience_seconds);
+  return [command, &json] {
+    if (!*command) return;
+    check(kernels);
+    if (std::ranges::find(kernels.parts, "attention") != kernels.parts.end()) kernels.peers = peers.chosen();
+    kernels.progress = to_stderr;
+    const quire::bench::KernelsResult result = quire::bench::bench_kernels(kernels);
+    print(json, result.markdown(), result.to_json());
+  };
+}
+
+Run add_loader(CLI::App& app, bool& json) {
+  static quire::bench::LoaderBenchOptions loader;
+  CLI::App* command = add_command(app, "loader", "prepare, and the loader with its packer, per core from the disk cache; prints Markdown (docs/performance.md)", json);
+  command->add_option("--text", loader.text, "file or folder of text with lines of % between documents; without it Debian's fortunes, or made-up text")->type_name("PATH");
+  command->add_option("--megabytes", loader.megabytes, "of text, which is repeated to this size")->capture_default_str();
+  command->add_option("--tokens", loader.tokens, "length of a row")->capture_default_str();
+  command->add_option("--rows", loader.rows, "rows of a step")->capture_default_str();
+  command->add_option("--rounds", loader.rounds, "measurements of each")->capture_default_str();
+  command->add_option("--scratch", loader.scratch, "folder for text and corpus; without it a temporary one")->type_name("FOLDER");
+  return [command, &json] {
+    if (!*command) return;
+    loader.progress = to_stderr;
+    const quire::bench::LoaderBenchResult result = quire::bench::bench_loader(loader);
+    print(json, result.markdown(), result.to_json());
+  };
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Measures what the project says of itself. Run it from the root of a checkout, on a quiet machine.");
   app.require_subcommand(1);
   bool json = false;
-  const Run runs[] = {add_plans(app, json), add_context(app, json), add_step(app, json)};
+  const Run runs[] = {add_plans(app, json), add_context(app, json), add_step(app, json), add_kernels(app, json), add_loader(app, json)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
