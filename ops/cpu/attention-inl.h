@@ -19,8 +19,11 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// Rows and vectors of the register tile: 6 x 2 accumulators for 16 registers, 6 x 4 for 32.
-constexpr int64_t tile_rows = 6;
+constexpr int64_t tile_rows = attention_group_rows;
 constexpr int64_t tile_vectors = HWY_MAX_BYTES >= 64 ? 4 : 2;
+
+/// Columns of a tile that a row's loop runs over: all of them (so that the compiler knows the number), some that the row reads all, or some that it does not.
+enum class Columns { all, some, masked };
 
 /// The type that values of storage type T are computed in.
 template <class T> struct Accumulator { using type = T; };
@@ -187,6 +190,11 @@ void widen_row(const T* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to, in
 template <class T, class A = accumulator_t<T>>
 void pack_rows(const T* base, int64_t stride, const int32_t* tokens, int64_t count, int64_t width, A* to, int64_t padded) {
   for (int64_t i = 0; i < count; ++i) widen_row(base + tokens[i] * stride, width, to + i * padded, padded);
+}
+/// The rows of a tile, of all heads' values at `base`.
+template <class T, class A = accumulator_t<T>>
+void pack_rows(const T* base, int64_t stride, const AttentionRows& rows, int64_t width, A* to, int64_t padded) {
+  for (int64_t i = 0; i < rows.count; ++i) widen_row(base + rows.local[i] * stride + rows.head[i] * width, width, to + i * padded, padded);
 }
 
 /// Columns [column, column + step) of `to` [width, columns] from `step` rows (one 128-bit block of them), scaled.

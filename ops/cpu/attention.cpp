@@ -52,7 +52,7 @@ void run_forward(Rank& rank, const AttentionForwardArgs& args) {
 void run_backward(Rank& rank, const AttentionBackwardArgs& args) {
   Workspace workspace(rank.stack());
   const AttentionPlan plan = plan_attention(workspace, args.query_runs, args.key_runs, tile_keys(args.type));
-  const std::span<const AttentionUnit> units = backward_units(workspace, plan, args.heads, args.kv_heads);
+  const std::span<const AttentionUnit> units = backward_units(workspace, plan, args.kv_heads);
   const AttentionBackwardKernels kernels = attention_backward_kernels(rank, args.type);
   const int64_t each = args.type == DType::f64 ? 8 * backward_scratch<double>(args.head_dim) : 4 * backward_scratch<float>(args.head_dim);
   char* memory = workspace.take<char>(each * rank.pool().threads());

@@ -20,15 +20,18 @@ namespace quire::HWY_NAMESPACE {
 namespace {
 
 /// What a thread works with. Keys of a block: transposed by tile (scaled), values transposed by tile, keys by row, and sums dk, dv by row.
-/// Queries of a tile: q, dout and the sum dq by row; probabilities and score gradients [tile queries, tile stride].
+/// Queries of a tile: q, dout and the sum dq by row; probabilities and score gradients [tile rows, tile stride].
 template <class A>
 struct Backward {
   A *keys_transposed, *values_transposed, *keys, *dk, *dv, *query, *dout, *dq, *probabilities, *dscores;
   int64_t padded;
+  /// Whether sums of a group of keys hold anything yet, by tile.
+  static constexpr int64_t key_groups = (attention_tile_keys<A> + tile_rows - 1) / tile_rows;
+  bool dk_started[attention_block_keys<A> / attention_tile_keys<A>][key_groups], dv_started[attention_block_keys<A> / attention_tile_keys<A>][key_groups];
 
   Backward(A* memory, int64_t head_dim) : padded(attention_padded<A>(head_dim)) {
     constexpr int64_t tiles = attention_block_keys<A> / attention_tile_keys<A>;
-    const int64_t block = attention_block_keys<A> * padded, rows = attention_tile_queries * padded;
+    const int64_t block = attention_block_keys<A> * padded, rows = attention_tile_rows * padded;
     const int64_t transposed = tiles * attention_transposed_tile<A>(head_dim);
     keys_transposed = memory;
     values_transposed = keys_transposed + transposed;
@@ -39,7 +42,7 @@ struct Backward {
     dout = query + rows;
     dq = dout + rows;
     probabilities = dq + rows;
-    dscores = probabilities + attention_tile_queries * attention_tile_stride<A>;
+    dscores = probabilities + attention_tile_rows * attention_tile_stride<A>;
   }
 };
 
@@ -57,20 +60,33 @@ void pack_block(const AttentionBackwardArgs& args, const AttentionDocument& docu
     pack_transposed<T>(v, args.v_row, local, here, width, A{1}, m.values_transposed + begin / tile_keys * transposed);
     pack_rows<T>(k, args.k_row, local, here, width, m.keys + begin * m.padded, m.padded);
   }
-  std::fill_n(m.dk, count * m.padded, A{0});
-  std::fill_n(m.dv, count * m.padded, A{0});
+  for (auto& tile : m.dk_started) std::fill(std::begin(tile), std::end(tile), false);
+  for (auto& tile : m.dv_started) std::fill(std::begin(tile), std::end(tile), false);
+}
+
+/// Zeros in the sums of keys that no query reads.
+template <class A>
+void finish_block(int64_t count, const Backward<A>& m) {
+  for (int64_t begin = 0; begin < count; begin += attention_tile_keys<A>)
+    for (int64_t key = begin; key < std::min(begin + attention_tile_keys<A>, count); ++key) {
+      const int64_t tile = begin / attention_tile_keys<A>, group = (key - begin) / tile_rows;
+      if (!m.dk_started[tile][group]) std::fill_n(m.dk + key * m.padded, m.padded, A{0});
+      if (!m.dv_started[tile][group]) std::fill_n(m.dv + key * m.padded, m.padded, A{0});
+    }
 }
 
 /// Probabilities and score gradients of one row from its scores and dout v in columns [begin, end), zero outside of [first, last).
-template <class A, bool masked>
+template <class A, Columns columns>
 HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t begin, int64_t end, int64_t first, int64_t last, A lse, A delta, A scale) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
+  if (columns == Columns::all) begin = 0, end = attention_tile_keys<A>;
   const auto shift = hn::Set(d, lse), less = hn::Set(d, delta), factor = hn::Set(d, scale);
+  QUIRE_UNROLL
   for (int64_t c = begin; c < end; c += lanes) {
     auto probability = exponential(d, hn::Sub(hn::LoadU(d, p + c), shift));
     auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + c), less));
-    if (masked && (c < first || c + lanes > last)) {
+    if (columns == Columns::masked && (c < first || c + lanes > last)) {
       const auto inside = within(d, c, first, last);
       probability = hn::IfThenElseZero(inside, probability);
       gradient = hn::IfThenElseZero(inside, gradient);
@@ -88,9 +104,11 @@ void clear_columns(A* p, A* ds, int64_t begin, int64_t end) {
   std::fill(ds + begin, ds + end, A{0});
 }
 
-/// dv += p^T dout and dk += ds^T q over the keys [0, count) of a tile. A group of keys takes only the rows that read one of them.
+/// sums += weights^T rows over the keys [0, count) of a tile: dv from probabilities and dout, dk from score gradients and q. A group of keys takes
+/// only the rows that read one of them.
 template <class A>
-void add_key_gradients(const AttentionRows& rows, int64_t origin, int64_t count, int64_t tile_offset, int64_t vectors, const Backward<A>& m) {
+void add_key_gradients(const AttentionRows& rows, int64_t origin, int64_t count, int64_t vectors, const A* weights, const A* values, int64_t padded, A* sums,
+                       bool* started) {
   constexpr int64_t stride = attention_tile_stride<A>;
   int64_t begin = 0, end = rows.count;
   for (int64_t key = 0; key < count; key += tile_rows) {
@@ -99,33 +117,33 @@ void add_key_gradients(const AttentionRows& rows, int64_t origin, int64_t count,
     end = rows.count;
     while (end > begin && rows.first[end - 1] >= high) --end;
     if (begin >= end) continue;
-    const int64_t at = begin * stride + key, place = (tile_offset + key) * m.padded;
-    multiply_rows<A>(group, vectors, end - begin, m.probabilities + at, 1, stride, m.dout + begin * m.padded, m.padded, m.dv + place, m.padded, true);
-    multiply_rows<A>(group, vectors, end - begin, m.dscores + at, 1, stride, m.query + begin * m.padded, m.padded, m.dk + place, m.padded, true);
+    bool& any = started[key / tile_rows];
+    multiply_rows<A>(group, vectors, end - begin, weights + begin * stride + key, 1, stride, values + begin * padded, padded, sums + key * padded, padded, any);
+    any = true;
   }
 }
 
-/// A tile of queries of one head: what it reads of lse and delta.
+/// A tile of queries: what it reads of lse and delta, and whether dq of its groups of rows holds anything yet.
 template <class A>
 struct BackwardRows {
-  AttentionRows rows;
-  A lse[attention_tile_queries], delta[attention_tile_queries];
+  const AttentionRows& rows;
+  A lse[attention_tile_rows], delta[attention_tile_rows];
+  bool started[attention_row_groups];
 };
 
 /// One tile of queries against one tile of keys: [start, start + count), at `offset` in the block. One product after the other over all rows, so
 /// that only one operand has to stay in the first-level cache at a time.
 template <class A>
-void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64_t offset, int64_t width, A scale, const Backward<A>& m, AttentionPairs& pairs) {
+void backward_tile(BackwardRows<A>& t, int64_t start, int64_t count, int64_t offset, int64_t width, A scale, Backward<A>& m, AttentionPairs& pairs) {
   constexpr int64_t stride = attention_tile_stride<A>;
   const int64_t lanes = lanes_of<A>(), vectors = chunks_of(width, lanes), transposed = offset / attention_tile_keys<A> * attention_transposed_tile<A>(width);
   const AttentionRows& rows = t.rows;
-  struct Group { int64_t rows, from, to, column, end; } groups[(attention_tile_queries + tile_rows - 1) / tile_rows];
+  struct Group { int64_t rows, from, to, column, end; } groups[attention_row_groups];
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     Group& g = groups[row / tile_rows];
     g.rows = std::min(tile_rows, rows.count - row);
-    rows.range(row, row + g.rows, g.from, g.to);
-    g.from = std::max<int64_t>(g.from - start, 0);
-    g.to = std::min(g.to - start, count);
+    g.from = std::max<int64_t>(rows.groups[row / tile_rows].first - start, 0);
+    g.to = std::min(rows.groups[row / tile_rows].last - start, count);
     if (g.from >= g.to) g.from = g.to = 0;
     g.column = g.from / lanes * lanes;
     g.end = chunks_of(g.to, lanes) * lanes;
@@ -145,33 +163,36 @@ void backward_tile(const BackwardRows<A>& t, int64_t start, int64_t count, int64
         clear_columns(p, ds, 0, attention_tile_keys<A>);
         continue;
       }
-      if (first <= g.column && last >= g.end) row_gradient<A, false>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
-      else row_gradient<A, true>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
+      if (first <= 0 && last >= attention_tile_keys<A> && g.end == attention_tile_keys<A>)
+        row_gradient<A, Columns::all>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
+      else if (first <= g.column && last >= g.end) row_gradient<A, Columns::some>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
+      else row_gradient<A, Columns::masked>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
       clear_columns(p, ds, 0, g.column);
       clear_columns(p, ds, g.end, attention_tile_keys<A>);
     }
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     const Group& g = groups[row / tile_rows];
-    if (g.from < g.to)
-      multiply_rows<A>(g.rows, vectors, g.to - g.from, m.dscores + row * stride + g.from, stride, 1, m.keys + (offset + g.from) * m.padded, m.padded,
-                       m.dq + row * m.padded, m.padded, true);
+    if (g.from >= g.to) continue;
+    multiply_rows<A>(g.rows, vectors, g.to - g.from, m.dscores + row * stride + g.from, stride, 1, m.keys + (offset + g.from) * m.padded, m.padded,
+                     m.dq + row * m.padded, m.padded, t.started[row / tile_rows]);
+    t.started[row / tile_rows] = true;
   }
-  add_key_gradients<A>(rows, start, count, offset, vectors, m);
+  add_key_gradients<A>(rows, start, count, vectors, m.probabilities, m.dout, m.padded, m.dv + offset * m.padded, m.dv_started[offset / attention_tile_keys<A>]);
+  add_key_gradients<A>(rows, start, count, vectors, m.dscores, m.query, m.padded, m.dk + offset * m.padded, m.dk_started[offset / attention_tile_keys<A>]);
 }
 
 /// Packs the tile of queries that `t.rows` names, and reads their lse and delta.
 template <class T, class A = accumulator_t<T>>
-void pack_queries(const AttentionBackwardArgs& args, int64_t head, BackwardRows<A>& t, Backward<A>& m) {
-  const AttentionRows& rows = t.rows;
-  const int64_t width = args.head_dim;
-  for (int64_t r = 0; r < rows.count; ++r) {
-    t.lse[r] = static_cast<const A*>(args.lse)[rows.local[r] * args.heads + head];
-    t.delta[r] = static_cast<const A*>(args.delta)[rows.local[r] * args.heads + head];
+void pack_queries(const AttentionBackwardArgs& args, BackwardRows<A>& t, Backward<A>& m) {
+  for (int64_t r = 0; r < t.rows.count; ++r) {
+    const int64_t place = t.rows.local[r] * args.heads + t.rows.head[r];
+    t.lse[r] = static_cast<const A*>(args.lse)[place];
+    t.delta[r] = static_cast<const A*>(args.delta)[place];
   }
-  pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, rows.count, width, m.query, m.padded);
-  pack_rows<T>(static_cast<const T*>(args.dout) + head * width, args.dout_row, rows.local, rows.count, width, m.dout, m.padded);
-  std::fill_n(m.dq, rows.count * m.padded, A{0});
+  std::fill_n(t.started, attention_row_groups, false);
+  pack_rows<T>(static_cast<const T*>(args.q), args.q_row, t.rows, args.head_dim, m.query, m.padded);
+  pack_rows<T>(static_cast<const T*>(args.dout), args.dout_row, t.rows, args.head_dim, m.dout, m.padded);
 }
 
 template <class A>
@@ -211,30 +232,22 @@ void give_key_gradients(const AttentionBackwardArgs& args, const AttentionDocume
   }
 }
 
-/// Queries [unit.row_begin, row_end) against keys [origin, origin + count): dq grows, dk and dv of the block are left in `m`.
+/// A tile of queries against keys [origin, origin + count), packed in `m`: dq, dk and dv grow.
 template <class T, class A = accumulator_t<T>>
-void backward_block(const AttentionBackwardArgs& args, const AttentionDocument& document, const AttentionUnit& unit, int64_t row_end, int64_t origin,
-                    int64_t count, Backward<A>& m, AttentionPairs& pairs) {
+void backward_rows(const AttentionBackwardArgs& args, const AttentionRows& rows, int64_t origin, int64_t count, Backward<A>& m, AttentionPairs& pairs) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim;
-  pack_block<T>(args, document, unit.kv_head, origin, count, m);
-  for (int64_t begin = unit.row_begin; begin < row_end; begin += attention_tile_queries) {
-    BackwardRows<A> t{attention_rows(document, begin, std::min(attention_tile_queries, row_end - begin), args.window)};
-    const AttentionRows& rows = t.rows;
-    int64_t first, last;
-    rows.range(0, rows.count, first, last);
-    if (first >= origin + count || last <= origin) continue;
-    pairs.attended += (unit.head_end - unit.head_begin) * rows.pairs(origin, origin + count);
-    for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
-      pack_queries<T>(args, head, t, m);
-      for (int64_t offset = 0; offset < count; offset += tile_keys)
-        if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
-          backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, pairs);
-      A* dq = static_cast<A*>(args.dq);
-      for (int64_t r = 0; r < rows.count; ++r)
-        add_row(m.dq + r * m.padded, width, dq + rows.local[r] * args.dq_row + head * width);
-    }
-  }
+  const auto [first, last] = rows.all;
+  if (first >= origin + count || last <= origin) return;
+  pairs.attended += rows.pairs(origin, origin + count);
+  BackwardRows<A> t{rows, {}, {}, {}};
+  pack_queries<T>(args, t, m);
+  for (int64_t offset = 0; offset < count; offset += tile_keys)
+    if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
+      backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, pairs);
+  A* dq = static_cast<A*>(args.dq);
+  for (int64_t r = 0; r < rows.count; ++r)
+    if (t.started[r / tile_rows]) add_row(m.dq + r * m.padded, width, dq + rows.local[r] * args.dq_row + rows.head[r] * width);
 }
 
 template <class T, class A = accumulator_t<T>>
@@ -243,14 +256,18 @@ AttentionPairs backward_unit(const AttentionBackwardArgs& args, const AttentionP
   AttentionPairs pairs;
   for (int32_t index = unit.document; index < unit.document + unit.documents; ++index) {
     const AttentionDocument& document = plan.documents[index];
-    const int64_t row_end = std::min(unit.row_end, document.query_count), part = unit.row_begin / document.part_queries;
+    const int64_t end = std::min(unit.end, document.query_count), part = unit.begin / document.part_queries, group = args.heads / args.kv_heads;
     A* dk = part > 0 ? partial_rows<A>(args, plan, document, part, false, partial) : nullptr;
     A* dv = part > 0 ? partial_rows<A>(args, plan, document, part, true, partial) : nullptr;
-    const auto [first, last] = key_range(document, unit.row_begin, row_end, args.window);
+    const auto [first, last] = key_range(document, unit.begin, end, args.window);
     for (int64_t origin = 0; origin < document.key_count; origin += attention_block_keys<A>) {
       const int64_t count = std::min(attention_block_keys<A>, document.key_count - origin);
       if (first < origin + count && last > origin) {
-        backward_block<T>(args, document, unit, row_end, origin, count, m, pairs);
+        pack_block<T>(args, document, unit.kv_head, origin, count, m);
+        for_each_tile(document, unit.begin, end, unit.kv_head * group, group, args.window, [&](const AttentionRows& rows) HWY_ATTR {
+          backward_rows<T>(args, rows, origin, count, m, pairs);
+        });
+        finish_block(count, m);
       } else {
         if (part == 0) continue;
         std::fill_n(m.dk, count * m.padded, A{0});

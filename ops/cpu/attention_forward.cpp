@@ -1,4 +1,4 @@
-// Attention's forward kernel: tiles of 48 queries by a tile of keys, online softmax (Milakov and Gimelshein, 2018; FlashAttention).
+// Attention's forward kernel: tiles of queries and heads by tiles of keys, online softmax (Milakov and Gimelshein, 2018; FlashAttention).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,6 +12,7 @@
 #include "ops/cpu/targets.h"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 #include "ops/cpu/attention-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,14 +42,16 @@ constexpr int maximum_slack = 8;
 
 /// Turns the scores of one row in columns [begin, end) of a tile into exp(score - maximum), zero outside of [first, last), and brings
 /// maximum, sum (one per lane) and output of the row up to date. Columns are relative to the tile.
-template <class A, bool masked>
+template <class A, Columns columns>
 HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t end, int64_t first, int64_t last, A& maximum, A* HWY_RESTRICT sum,
                                A* HWY_RESTRICT out, int64_t width) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
-  const auto outside = [&](int64_t c) { return masked && (c < first || c + lanes > last); };
+  if (columns == Columns::all) begin = 0, end = attention_tile_keys<A>;
+  const auto outside = [&](int64_t c) { return columns == Columns::masked && (c < first || c + lanes > last); };
   const auto lowest = hn::Set(d, -std::numeric_limits<A>::infinity());
   auto largest = lowest;
+  QUIRE_UNROLL
   for (int64_t c = begin; c < end; c += lanes) {
     auto x = hn::LoadU(d, scores + c);
     if (outside(c)) x = hn::IfThenElse(within(d, c, first, last), x, lowest);
@@ -65,6 +68,7 @@ HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t en
     maximum = now;
   }
   const auto shift = hn::Set(d, maximum);
+  QUIRE_UNROLL
   for (int64_t c = begin; c < end; c += lanes) {
     auto p = exponential(d, hn::Sub(hn::LoadU(d, scores + c), shift));
     if (outside(c)) p = hn::IfThenElseZero(within(d, c, first, last), p);
@@ -84,20 +88,21 @@ void write_row(const A* HWY_RESTRICT from, A factor, int64_t width, T* HWY_RESTR
   for (; i < width; ++i) store_one(factor * from[i], to + i);
 }
 
-/// A tile of queries of one head on its way through the keys.
+/// A tile of queries on its way through the keys.
 template <class A>
 struct ForwardTile {
-  AttentionRows rows;
-  A *query, *out, *scores;  ///< [rows, padded], [rows, padded], [rows, tile stride]
   static constexpr int64_t sum_stride = HWY_MAX_BYTES / sizeof(A);
-  A maximum[attention_tile_queries];
-  alignas(64) A sum[attention_tile_queries * sum_stride];  ///< one per lane
+  const AttentionRows& rows;
+  A *query, *out, *scores;  ///< [rows, padded], [rows, padded], [rows, tile stride]
+  A maximum[attention_tile_rows];
+  alignas(64) A sum[attention_tile_rows * sum_stride];  ///< one per lane
+  bool started[attention_row_groups];  ///< whether `out` of the group holds anything yet
 
-  ForwardTile(const AttentionRows& queries, A* memory, int64_t padded)
-      : rows(queries), query(memory), out(query + attention_tile_queries * padded), scores(out + attention_tile_queries * padded) {
-    std::fill_n(out, rows.count * padded, A{0});
+  ForwardTile(const AttentionRows& all, A* memory, int64_t padded)
+      : rows(all), query(memory), out(query + attention_tile_rows * padded), scores(out + attention_tile_rows * padded) {
     std::fill_n(maximum, rows.count, -std::numeric_limits<A>::infinity());
     std::fill_n(sum, rows.count * sum_stride, A{0});
+    std::fill_n(started, attention_row_groups, false);
   }
 };
 
@@ -108,56 +113,66 @@ void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys,
   constexpr int64_t tile_keys = attention_tile_keys<A>, stride = attention_tile_stride<A>;
   const int64_t lanes = lanes_of<A>(), padded = attention_padded<A>(width), vectors = chunks_of(width, lanes), origin = tile * tile_keys;
   const AttentionRows& rows = t.rows;
-  int64_t from[attention_tile_queries], to[attention_tile_queries];
-  for (int64_t row = 0; row < rows.count; row += tile_rows) {
+  int64_t from[attention_row_groups], to[attention_row_groups];
+  for (int64_t row = 0, g = 0; row < rows.count; row += tile_rows, ++g) {
     const int64_t group = std::min(tile_rows, rows.count - row);
-    rows.range(row, row + group, from[row], to[row]);
-    from[row] = std::max<int64_t>(from[row] - origin, 0);
-    to[row] = std::min(to[row] - origin, tile_keys);
-    if (from[row] >= to[row]) continue;
-    const int64_t column = from[row] / lanes * lanes, end = chunks_of(to[row], lanes) * lanes;
+    from[g] = std::max<int64_t>(rows.groups[g].first - origin, 0);
+    to[g] = std::min(rows.groups[g].last - origin, tile_keys);
+    if (from[g] >= to[g]) continue;
+    const int64_t column = from[g] / lanes * lanes, end = chunks_of(to[g], lanes) * lanes;
     multiply_rows<A>(group, (end - column) / lanes, width, t.query + row * padded, padded, 1, keys + column, stride,
                      t.scores + row * stride + column, stride, false);
     pairs.computed += group * (end - column);
     for (int64_t r = row; r < row + group; ++r) {
       const int64_t first = rows.first[r] - origin, last = rows.last[r] - origin;
       A *scores = t.scores + r * stride, *sum = t.sum + r * t.sum_stride, *out = t.out + r * padded;
-      if (first <= column && last >= end) online_softmax<A, false>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
-      else if (first < last) online_softmax<A, true>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
+      if (first <= 0 && last >= tile_keys) online_softmax<A, Columns::all>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
+      else if (first <= column && last >= end) online_softmax<A, Columns::some>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
+      else if (first < last) online_softmax<A, Columns::masked>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
       else std::fill(scores + column, scores + end, A{0});
     }
   }
-  for (int64_t row = 0; row < rows.count; row += tile_rows)
-    if (from[row] < to[row])
-      multiply_rows<A>(std::min(tile_rows, rows.count - row), vectors, to[row] - from[row], t.scores + row * stride + from[row], stride, 1,
-                       values + from[row] * padded, padded, t.out + row * padded, padded, true);
+  for (int64_t row = 0, g = 0; row < rows.count; row += tile_rows, ++g) {
+    if (from[g] >= to[g]) continue;
+    multiply_rows<A>(std::min(tile_rows, rows.count - row), vectors, to[g] - from[g], t.scores + row * stride + from[g], stride, 1,
+                     values + from[g] * padded, padded, t.out + row * padded, padded, t.started[g]);
+    t.started[g] = true;
+  }
 }
 
-/// Queries [begin, begin + count) of one head against all keys of their document.
+/// A tile's results: out of its sums, and log-sum-exp.
 template <class T, class A = accumulator_t<T>>
-void forward_rows(const AttentionForwardArgs& args, const AttentionDocument& document, int64_t head, int64_t begin, int64_t count,
-                  const PackedKeys<A>& packed, A* memory, AttentionPairs& pairs) {
+void write_tile(const AttentionForwardArgs& args, const ForwardTile<A>& t, int64_t padded) {
+  const hn::ScalableTag<A> d;
+  const int64_t lanes = lanes_of<A>();
+  alignas(64) A sums[attention_tile_rows], logarithms[attention_tile_rows];
+  for (int64_t r = 0; r < t.rows.count; ++r) sums[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, t.sum + r * t.sum_stride)));
+  std::fill(sums + t.rows.count, sums + chunks_of(t.rows.count, lanes) * lanes, A{1});
+  for (int64_t r = 0; r < t.rows.count; r += lanes) hn::StoreU(hn::Log(d, hn::LoadU(d, sums + r)), d, logarithms + r);
+  for (int64_t r = 0; r < t.rows.count; ++r) {
+    const bool empty = t.rows.first[r] >= t.rows.last[r];
+    const A factor = empty ? A{0} : A{1} / sums[r];
+    if (empty) std::fill_n(t.out + r * padded, padded, A{0});
+    const int64_t local = t.rows.local[r], head = t.rows.head[r], place = local * args.out_row + head * args.head_dim;
+    if (args.accumulate_out) write_row(t.out + r * padded, factor, args.head_dim, static_cast<A*>(args.out) + place);
+    else write_row(t.out + r * padded, factor, args.head_dim, static_cast<T*>(args.out) + place);
+    static_cast<A*>(args.lse)[local * args.heads + head] = empty ? -std::numeric_limits<A>::infinity() : t.maximum[r] + logarithms[r];
+  }
+}
+
+/// A tile of queries against all keys of their document.
+template <class T, class A = accumulator_t<T>>
+void forward_rows(const AttentionForwardArgs& args, const AttentionRows& rows, int64_t key_count, const PackedKeys<A>& packed, A* memory,
+                  AttentionPairs& pairs) {
   constexpr int64_t tile_keys = attention_tile_keys<A>;
   const int64_t width = args.head_dim, padded = attention_padded<A>(width);
-  ForwardTile<A> t(attention_rows(document, begin, count, args.window), memory, padded);
-  const AttentionRows& rows = t.rows;
-  pack_rows<T>(static_cast<const T*>(args.q) + head * width, args.q_row, rows.local, count, width, t.query, padded);
-  int64_t first, last;
-  rows.range(0, count, first, last);
-  pairs.attended += rows.pairs(0, document.key_count);
+  ForwardTile<A> t(rows, memory, padded);
+  pack_rows<T>(static_cast<const T*>(args.q), args.q_row, rows, width, t.query, padded);
+  const auto [first, last] = rows.all;
+  pairs.attended += rows.pairs(0, key_count);
   for (int64_t tile = first < last ? first / tile_keys : 0; tile * tile_keys < last; ++tile)
     forward_tile<A>(t, tile, width, packed.keys + tile * attention_transposed_tile<A>(width), packed.values + tile * tile_keys * padded, pairs);
-  const hn::ScalableTag<A> d;
-  for (int64_t r = 0; r < count; ++r) {
-    const bool empty = rows.first[r] >= rows.last[r];
-    const A sum = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, t.sum + r * t.sum_stride)));
-    const A factor = empty ? A{0} : A{1} / sum;
-    const int64_t place = rows.local[r] * args.out_row + head * width;
-    if (args.accumulate_out) write_row(t.out + r * padded, factor, width, static_cast<A*>(args.out) + place);
-    else write_row(t.out + r * padded, factor, width, static_cast<T*>(args.out) + place);
-    static_cast<A*>(args.lse)[rows.local[r] * args.heads + head] =
-        empty ? -std::numeric_limits<A>::infinity() : t.maximum[r] + std::log(sum);
-  }
+  write_tile<T>(args, t, padded);
 }
 
 /// Memory shared by the threads: [kv_heads, shared tiles, head_dim, tile stride], then [kv_heads, shared tiles, tile keys, padded].
@@ -183,10 +198,10 @@ AttentionPairs forward_unit(const AttentionForwardArgs& args, const AttentionPla
     if (document.shared_tile >= 0) packed = shared_keys<A>(args, plan, document, unit.kv_head, shared);
     else
       for (int64_t tile = 0; tile * tile_keys < document.key_count; ++tile) pack_keys<T>(args, document, unit.kv_head, tile, packed);
-    const int64_t end = std::min(unit.row_end, document.query_count);
-    for (int64_t head = unit.head_begin; head < unit.head_end; ++head)
-      for (int64_t begin = unit.row_begin; begin < end; begin += attention_tile_queries)
-        forward_rows<T>(args, document, head, begin, std::min(attention_tile_queries, end - begin), packed, scratch, pairs);
+    const int64_t group = args.heads / args.kv_heads;
+    for_each_tile(document, unit.begin, std::min(unit.end, document.query_count), unit.kv_head * group, group, args.window, [&](const AttentionRows& rows) HWY_ATTR {
+      forward_rows<T>(args, rows, document.key_count, packed, scratch, pairs);
+    });
   }
   return pairs;
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "ops/cpu/attention.h"
 #include "runtime/thread_pool.h"
@@ -51,12 +52,11 @@ AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> 
     return a.query_count * (a.key_count + 1) > b.query_count * (b.key_count + 1);
   });
   for (AttentionDocument& document : plan.documents) {
-    const int64_t tiles = chunks_of(chunks_of(document.query_count, attention_parts), attention_tile_queries);
-    document.part_queries = std::max(attention_least_part, tiles * attention_tile_queries);
+    document.part_queries = std::max(attention_least_part, chunks_of(document.query_count, attention_parts));
     document.partial_keys = plan.partial_keys;
     plan.partial_keys += (document.parts() - 1) * document.key_count;
     document.shared_tile = -1;
-    if (document.key_count > attention_shared_keys && document.query_count > attention_tile_queries) {
+    if (document.key_count > attention_shared_keys && document.query_count > attention_batch_queries) {
       document.shared_tile = plan.shared_tiles;
       plan.shared_tiles += chunks_of(document.key_count, tile_keys);
     } else {
@@ -68,14 +68,14 @@ AttentionPlan plan_attention(Workspace& workspace, std::span<const DocumentRun> 
 
 namespace {
 
-/// Calls `add(first, count)` for runs of consecutive documents: small ones together until they have a tile's worth of queries.
+/// Calls `add(first, count)` for runs of consecutive documents: small ones together until they make a fair unit.
 template <class Add>
 void batches(const AttentionPlan& plan, const Add& add) {
   const int32_t count = static_cast<int32_t>(plan.documents.size());
   for (int32_t first = 0; first < count;) {
     int64_t queries = plan.documents[first].query_count;
     int32_t last = first + 1;
-    while (last < count && plan.documents[first].shared_tile < 0 && queries + plan.documents[last].query_count <= attention_tile_queries)
+    while (last < count && plan.documents[first].shared_tile < 0 && queries + plan.documents[last].query_count <= attention_batch_queries)
       queries += plan.documents[last++].query_count;
     add(first, last - first);
     first = last;
@@ -85,37 +85,33 @@ void batches(const AttentionPlan& plan, const Add& add) {
 }  // namespace
 
 std::span<const AttentionUnit> forward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads) {
+  const int64_t each = std::max(attention_batch_queries, attention_unit_rows / (heads / kv_heads));
   int64_t bound = 0;
-  for (const AttentionDocument& document : plan.documents) bound += heads * chunks_of(document.query_count, attention_unit_queries);
+  for (const AttentionDocument& document : plan.documents) bound += kv_heads * chunks_of(document.query_count, each);
   AttentionUnit* units = workspace.take<AttentionUnit>(bound);
   int64_t count = 0;
-  const int64_t group = heads / kv_heads;
   batches(plan, [&](int32_t first, int32_t number) {
     const AttentionDocument& document = plan.documents[first];
     if (document.shared_tile < 0) {
-      for (int64_t kv = 0; kv < kv_heads; ++kv)
-        units[count++] = {first, number, kv, kv * group, (kv + 1) * group, 0, std::numeric_limits<int64_t>::max()};
+      for (int64_t kv = 0; kv < kv_heads; ++kv) units[count++] = {first, number, kv, 0, std::numeric_limits<int64_t>::max()};
       return;
     }
     // Later queries read more keys: they come first, so that the last units to start are small.
-    for (int64_t chunk = chunks_of(document.query_count, attention_unit_queries) - 1; chunk >= 0; --chunk)
-      for (int64_t head = 0; head < heads; ++head)
-        units[count++] = {first, 1, head / group, head, head + 1, chunk * attention_unit_queries, (chunk + 1) * attention_unit_queries};
+    for (int64_t chunk = chunks_of(document.query_count, each) - 1; chunk >= 0; --chunk)
+      for (int64_t kv = 0; kv < kv_heads; ++kv) units[count++] = {first, 1, kv, chunk * each, (chunk + 1) * each};
   });
   return {units, static_cast<size_t>(count)};
 }
 
-std::span<const AttentionUnit> backward_units(Workspace& workspace, const AttentionPlan& plan, int64_t heads, int64_t kv_heads) {
+std::span<const AttentionUnit> backward_units(Workspace& workspace, const AttentionPlan& plan, int64_t kv_heads) {
   int64_t bound = 0;
   for (const AttentionDocument& document : plan.documents) bound += kv_heads * document.parts();
   AttentionUnit* units = workspace.take<AttentionUnit>(bound);
   int64_t count = 0;
-  const int64_t group = heads / kv_heads;
   batches(plan, [&](int32_t first, int32_t number) {
     const AttentionDocument& document = plan.documents[first];
     for (int64_t part = document.parts() - 1; part >= 0; --part)
-      for (int64_t kv = 0; kv < kv_heads; ++kv)
-        units[count++] = {first, number, kv, kv * group, (kv + 1) * group, part * document.part_queries, (part + 1) * document.part_queries};
+      for (int64_t kv = 0; kv < kv_heads; ++kv) units[count++] = {first, number, kv, part * document.part_queries, (part + 1) * document.part_queries};
   });
   return {units, static_cast<size_t>(count)};
 }
@@ -148,16 +144,6 @@ KeyRange key_range(const AttentionDocument& document, int64_t begin, int64_t end
   return {window > 0 ? keys_before(document, first - window + 1) : 0, keys_before(document, int64_t{last} + 1)};
 }
 
-void AttentionRows::range(int64_t begin, int64_t end, int64_t& union_first, int64_t& union_last) const {
-  union_first = std::numeric_limits<int64_t>::max();
-  union_last = 0;
-  for (int64_t row = begin; row < end; ++row) {
-    if (first[row] >= last[row]) continue;
-    union_first = std::min(union_first, first[row]);
-    union_last = std::max(union_last, last[row]);
-  }
-}
-
 int64_t AttentionRows::pairs(int64_t begin, int64_t end) const {
   int64_t sum = 0;
   for (int64_t row = 0; row < count; ++row) sum += std::max<int64_t>(0, std::min(last[row], end) - std::max(first[row], begin));
@@ -185,17 +171,37 @@ class KeyCursor {
 
 }  // namespace
 
-AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t window) {
+AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t head, int64_t heads, int64_t window) {
   AttentionRows rows;
-  rows.count = count;
-  locate(document.queries, begin, count, rows.local, rows.global);
-  KeyCursor first(document.keys, rows.global[0] - window + 1), last(document.keys, rows.global[0] + int64_t{1});
-  for (int64_t row = 0; row < count; ++row) {
-    const int64_t global = rows.global[row];
-    rows.first[row] = window > 0 ? first.before(global - window + 1) : 0;
-    rows.last[row] = last.before(global + 1);
+  rows.count = count * heads;
+  int32_t local[attention_tile_rows], global[attention_tile_rows];
+  locate(document.queries, begin, count, local, global);
+  KeyCursor first(document.keys, global[0] - window + 1), last(document.keys, global[0] + int64_t{1});
+  for (int64_t query = 0, row = 0; query < count; ++query) {
+    const int64_t from = window > 0 ? first.before(global[query] - window + 1) : 0, to = last.before(global[query] + int64_t{1});
+    for (int64_t h = 0; h < heads; ++h, ++row) {
+      rows.local[row] = local[query];
+      rows.head[row] = static_cast<int32_t>(head + h);
+      rows.first[row] = from;
+      rows.last[row] = to;
+    }
   }
+  constexpr KeyRange none{std::numeric_limits<int64_t>::max(), 0};
+  const auto join = [](const KeyRange& a, const KeyRange& b) { return KeyRange{std::min(a.first, b.first), std::max(a.last, b.last)}; };
+  std::fill_n(rows.groups, attention_row_groups, none);
+  rows.all = none;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    KeyRange& group = rows.groups[row / attention_group_rows];
+    if (rows.first[row] < rows.last[row]) group = join(group, {rows.first[row], rows.last[row]});
+  }
+  for (const KeyRange& group : rows.groups) rows.all = join(rows.all, group);
   return rows;
+}
+
+int64_t tile_queries(int64_t count, int64_t heads) {
+  const int64_t whole = attention_group_rows / std::gcd(attention_group_rows, heads), most = std::max<int64_t>(1, attention_tile_rows / heads / whole) * whole;
+  const int64_t even = chunks_of(count, chunks_of(count, most));
+  return chunks_of(even, whole) * whole;
 }
 
 }  // namespace quire
