@@ -22,8 +22,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr int64_t tile_rows = attention_group_rows;
 constexpr int64_t tile_vectors = HWY_MAX_BYTES >= 64 ? 4 : 2;
 
-/// Columns of a tile that a row's loop runs over: all of them (so that the compiler knows the number), some that the row reads all, or some that it does not.
-enum class Columns { all, some, masked };
+/// What a row reads of a tile's columns: all of them (so that the compiler knows the number), the first ones (below the diagonal), or some (windows).
+enum class Columns { all, first, some };
 
 /// The type that values of storage type T are computed in.
 template <class T> struct Accumulator { using type = T; };
@@ -35,7 +35,7 @@ template <class A> HWY_INLINE int64_t lanes_of() { return static_cast<int64_t>(h
 /// C[rows, vectors] += A B, with A(i, k) = a[i * a_row + k * a_column] and rows of B and C contiguous. Every element is one chain of additions in
 /// ascending k, so its bits depend neither on the tile's shape nor on its place.
 template <class A, int rows, int vectors>
-void multiply_tile(int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const A* HWY_RESTRICT b, int64_t b_row,
+HWY_INLINE void multiply_tile(int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const A* HWY_RESTRICT b, int64_t b_row,
                    A* HWY_RESTRICT c, int64_t c_row, bool accumulate) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
@@ -65,42 +65,32 @@ void multiply_tile(int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_
   }
 }
 
-template <class A>
-using TileProduct = void (*)(int64_t, const A*, int64_t, int64_t, const A*, int64_t, A*, int64_t, bool);
-
+/// The same for any number of vectors: one tile after the other.
 template <class A, int rows>
-TileProduct<A> tile_product(int64_t vectors) {
-  if constexpr (tile_vectors == 4) {
-    if (vectors == 4) return multiply_tile<A, rows, 4>;
-    if (vectors == 3) return multiply_tile<A, rows, 3>;
-  }
-  return vectors == 2 ? multiply_tile<A, rows, 2> : multiply_tile<A, rows, 1>;
-}
-
-template <class A>
-TileProduct<A> tile_product(int64_t rows, int64_t vectors) {
-  switch (rows) {
-    case 1: return tile_product<A, 1>(vectors);
-    case 2: return tile_product<A, 2>(vectors);
-    case 3: return tile_product<A, 3>(vectors);
-    case 4: return tile_product<A, 4>(vectors);
-    case 5: return tile_product<A, 5>(vectors);
-    default: return tile_product<A, 6>(vectors);
-  }
-}
-
-/// The same for up to `tile_rows` rows and any number of vectors.
-template <class A>
-void multiply_rows(int64_t rows, int64_t vectors, int64_t depth, const A* a, int64_t a_row, int64_t a_column, const A* b, int64_t b_row, A* c,
-                   int64_t c_row, bool accumulate) {
+void multiply_tiles(int64_t vectors, int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const A* HWY_RESTRICT b, int64_t b_row,
+                    A* HWY_RESTRICT c, int64_t c_row, bool accumulate) {
   const int64_t lanes = lanes_of<A>();
-  int64_t j = 0;
-  if (vectors >= tile_vectors) {
-    const TileProduct<A> whole = tile_product<A>(rows, tile_vectors);
-    for (; j + tile_vectors <= vectors; j += tile_vectors)
-      whole(depth, a, a_row, a_column, b + j * lanes, b_row, c + j * lanes, c_row, accumulate);
+  for (; vectors >= tile_vectors; vectors -= tile_vectors, b += tile_vectors * lanes, c += tile_vectors * lanes)
+    multiply_tile<A, rows, tile_vectors>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+  if constexpr (tile_vectors == 4) {
+    if (vectors == 3) return multiply_tile<A, rows, 3>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    if (vectors == 2) return multiply_tile<A, rows, 2>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
   }
-  if (j < vectors) tile_product<A>(rows, vectors - j)(depth, a, a_row, a_column, b + j * lanes, b_row, c + j * lanes, c_row, accumulate);
+  if (vectors == 1) multiply_tile<A, rows, 1>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+}
+
+/// The same for up to `tile_rows` rows.
+template <class A>
+HWY_INLINE void multiply_rows(int64_t rows, int64_t vectors, int64_t depth, const A* a, int64_t a_row, int64_t a_column, const A* b, int64_t b_row,
+                              A* c, int64_t c_row, bool accumulate) {
+  switch (rows) {
+    case 1: return multiply_tiles<A, 1>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    case 2: return multiply_tiles<A, 2>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    case 3: return multiply_tiles<A, 3>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    case 4: return multiply_tiles<A, 4>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    case 5: return multiply_tiles<A, 5>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+    default: return multiply_tiles<A, 6>(vectors, depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+  }
 }
 
 /// x, but `low` where it is less; NaN stays NaN (scores that are not numbers must be seen).
@@ -109,6 +99,18 @@ template <class D, class V = hn::Vec<D>> HWY_INLINE V at_least(D d, hn::TFromD<D
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
 #else
   return hn::Max(hn::Set(d, low), x);  // x86 gives the second operand where one is NaN
+#endif
+}
+
+/// Largest x that exponential takes.
+template <class A> constexpr A largest_power = std::is_same_v<A, double> ? A(709) : A(88);
+
+/// x, but `high` where it is more; NaN stays NaN.
+template <class D, class V = hn::Vec<D>> HWY_INLINE V at_most(D d, hn::TFromD<D> high, V x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Gt(x, hn::Set(d, high)), hn::Set(d, high), x);
+#else
+  return hn::Min(hn::Set(d, high), x);
 #endif
 }
 

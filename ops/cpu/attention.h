@@ -99,7 +99,7 @@ void locate(std::span<const AttentionPiece> pieces, int64_t begin, int64_t count
 
 /// The rows of a tile, token by token: where their queries lie, their heads, and the key positions [first, last) that each reads.
 struct AttentionRows {
-  int64_t count;
+  int64_t count, heads;
   int32_t local[attention_tile_rows], head[attention_tile_rows];
   int64_t first[attention_tile_rows], last[attention_tile_rows];
   KeyRange groups[attention_row_groups];  ///< what rows of a group read together

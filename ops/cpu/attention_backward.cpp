@@ -75,33 +75,42 @@ void finish_block(int64_t count, const Backward<A>& m) {
     }
 }
 
-/// Probabilities and score gradients of one row from its scores and dout v in columns [begin, end), zero outside of [first, last).
+/// Probabilities and score gradients of one row from its scores and dout v, in the whole vectors of columns that touch [first, last); zero outside of it.
 template <class A, Columns columns>
-HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t begin, int64_t end, int64_t first, int64_t last, A lse, A delta, A scale) {
+HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t first, int64_t last, A lse, A delta, A scale) {
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
-  if (columns == Columns::all) begin = 0, end = attention_tile_keys<A>;
+  if (columns == Columns::all) last = attention_tile_keys<A>;
+  if (columns != Columns::some) first = 0;
+  const int64_t whole = last / lanes * lanes;  // from here on vectors are cut
   const auto shift = hn::Set(d, lse), less = hn::Set(d, delta), factor = hn::Set(d, scale);
+  // No score is above its log-sum-exp, unless that is of other keys: then results are wrong, but finite.
+  const auto power = [&](auto score) HWY_ATTR { return exponential(d, at_most(d, largest_power<A>, hn::Sub(score, shift))); };
   QUIRE_UNROLL
-  for (int64_t c = begin; c < end; c += lanes) {
-    auto probability = exponential(d, hn::Sub(hn::LoadU(d, p + c), shift));
+  for (int64_t c = first / lanes * lanes; c < whole; c += lanes) {
+    auto probability = power(hn::LoadU(d, p + c));
+    if (columns == Columns::some && c < first) probability = hn::IfThenElseZero(within(d, c, first, last), probability);
     auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + c), less));
-    if (columns == Columns::masked && (c < first || c + lanes > last)) {
-      const auto inside = within(d, c, first, last);
-      probability = hn::IfThenElseZero(inside, probability);
-      gradient = hn::IfThenElseZero(inside, gradient);
-    }
+    if (columns == Columns::some && c < first) gradient = hn::IfThenElseZero(within(d, c, first, last), gradient);
     hn::StoreU(probability, d, p + c);
     hn::StoreU(gradient, d, ds + c);
   }
+  if (columns == Columns::all || whole == last) return;
+  const auto inside = within(d, whole, first, last);
+  const auto probability = hn::IfThenElseZero(inside, power(hn::LoadU(d, p + whole)));
+  const auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + whole), less));
+  hn::StoreU(probability, d, p + whole);
+  hn::StoreU(hn::IfThenElseZero(inside, gradient), d, ds + whole);
 }
 
-/// Zeros in columns [begin, end) of a row of probabilities and of score gradients.
+/// Zeros in columns [begin, end), whole vectors, of a row of probabilities and of score gradients.
 template <class A>
-void clear_columns(A* p, A* ds, int64_t begin, int64_t end) {
-  if (begin >= end) return;
-  std::fill(p + begin, p + end, A{0});
-  std::fill(ds + begin, ds + end, A{0});
+HWY_INLINE void clear_columns(A* p, A* ds, int64_t begin, int64_t end) {
+  const hn::ScalableTag<A> d;
+  for (; begin < end; begin += lanes_of<A>()) {
+    hn::StoreU(hn::Zero(d), d, p + begin);
+    hn::StoreU(hn::Zero(d), d, ds + begin);
+  }
 }
 
 /// sums += weights^T rows over the keys [0, count) of a tile: dv from probabilities and dout, dk from score gradients and q. A group of keys takes
@@ -131,6 +140,20 @@ struct BackwardRows {
   bool started[attention_row_groups];
 };
 
+/// Row r against the keys [start, start + count) of a tile: probabilities `p` and score gradients `ds`, in all columns of the tile.
+template <class A>
+HWY_INLINE void row_gradients(const BackwardRows<A>& t, int64_t r, int64_t start, int64_t count, A scale, A* p, A* ds) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>;
+  const int64_t lanes = lanes_of<A>(), first = std::max<int64_t>(t.rows.first[r] - start, 0), last = std::min(t.rows.last[r] - start, count);
+  // Rows that read nothing at all (lse -infinity) contribute nothing.
+  if (first >= last || t.lse[r] == -std::numeric_limits<A>::infinity()) return clear_columns(p, ds, 0, tile_keys);
+  if (first == 0 && last == tile_keys) return row_gradient<A, Columns::all>(p, ds, first, last, t.lse[r], t.delta[r], scale);
+  if (first == 0) row_gradient<A, Columns::first>(p, ds, first, last, t.lse[r], t.delta[r], scale);
+  else row_gradient<A, Columns::some>(p, ds, first, last, t.lse[r], t.delta[r], scale);
+  clear_columns(p, ds, 0, first / lanes * lanes);
+  clear_columns(p, ds, chunks_of(last, lanes) * lanes, tile_keys);
+}
+
 /// One tile of queries against one tile of keys: [start, start + count), at `offset` in the block. One product after the other over all rows, so
 /// that only one operand has to stay in the first-level cache at a time.
 template <class A>
@@ -155,21 +178,7 @@ void backward_tile(BackwardRows<A>& t, int64_t start, int64_t count, int64_t off
     const Group& g = groups[row / tile_rows];
     multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.dout + row * m.padded, m.padded, 1, m.values_transposed + transposed + g.column,
                      stride, m.dscores + row * stride + g.column, stride, false);
-    for (int64_t r = row; r < row + g.rows; ++r) {
-      // Rows that read nothing at all (lse -infinity) contribute nothing.
-      const int64_t first = rows.first[r] - start, last = t.lse[r] == -std::numeric_limits<A>::infinity() ? first : rows.last[r] - start;
-      A *p = m.probabilities + r * stride, *ds = m.dscores + r * stride;
-      if (first >= last) {
-        clear_columns(p, ds, 0, attention_tile_keys<A>);
-        continue;
-      }
-      if (first <= 0 && last >= attention_tile_keys<A> && g.end == attention_tile_keys<A>)
-        row_gradient<A, Columns::all>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
-      else if (first <= g.column && last >= g.end) row_gradient<A, Columns::some>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
-      else row_gradient<A, Columns::masked>(p, ds, g.column, g.end, first, last, t.lse[r], t.delta[r], scale);
-      clear_columns(p, ds, 0, g.column);
-      clear_columns(p, ds, g.end, attention_tile_keys<A>);
-    }
+    for (int64_t r = row; r < row + g.rows; ++r) row_gradients(t, r, start, count, scale, m.probabilities + r * stride, m.dscores + r * stride);
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     const Group& g = groups[row / tile_rows];

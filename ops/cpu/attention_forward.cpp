@@ -37,57 +37,6 @@ void pack_keys(const AttentionForwardArgs& args, const AttentionDocument& docume
   pack_rows<T>(static_cast<const T*>(args.v) + head, args.v_row, local, count, args.head_dim, packed.values + tile * tile_keys * padded, padded);
 }
 
-/// A row's maximum is let grow by so much before its sums are scaled again: e^8 does no harm to them, and after the first keys few rows need it.
-constexpr int maximum_slack = 8;
-
-/// Turns the scores of one row in columns [begin, end) of a tile into exp(score - maximum), zero outside of [first, last), and brings
-/// maximum, sum (one per lane) and output of the row up to date. Columns are relative to the tile.
-template <class A, Columns columns>
-HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t end, int64_t first, int64_t last, A& maximum, A* HWY_RESTRICT sum,
-                               A* HWY_RESTRICT out, int64_t width) {
-  const hn::ScalableTag<A> d;
-  const int64_t lanes = lanes_of<A>();
-  if (columns == Columns::all) begin = 0, end = attention_tile_keys<A>;
-  const auto outside = [&](int64_t c) { return columns == Columns::masked && (c < first || c + lanes > last); };
-  const auto lowest = hn::Set(d, -std::numeric_limits<A>::infinity());
-  auto largest = lowest;
-  QUIRE_UNROLL
-  for (int64_t c = begin; c < end; c += lanes) {
-    auto x = hn::LoadU(d, scores + c);
-    if (outside(c)) x = hn::IfThenElse(within(d, c, first, last), x, lowest);
-    largest = hn::Max(largest, x);
-  }
-  const A now = hn::GetLane(hn::MaxOfLanes(d, largest));
-  auto total = hn::LoadU(d, sum);
-  if (now > maximum + maximum_slack) {
-    if (maximum != -std::numeric_limits<A>::infinity()) {
-      const auto factor = exponential(d, hn::Set(d, maximum - now));
-      for (int64_t i = 0; i < width; i += lanes) hn::StoreU(hn::Mul(factor, hn::LoadU(d, out + i)), d, out + i);
-      total = hn::Mul(total, factor);
-    }
-    maximum = now;
-  }
-  const auto shift = hn::Set(d, maximum);
-  QUIRE_UNROLL
-  for (int64_t c = begin; c < end; c += lanes) {
-    auto p = exponential(d, hn::Sub(hn::LoadU(d, scores + c), shift));
-    if (outside(c)) p = hn::IfThenElseZero(within(d, c, first, last), p);
-    total = hn::Add(total, p);
-    hn::StoreU(p, d, scores + c);
-  }
-  hn::StoreU(total, d, sum);
-}
-
-template <class T, class A>
-void write_row(const A* HWY_RESTRICT from, A factor, int64_t width, T* HWY_RESTRICT to) {
-  const hn::ScalableTag<A> d;
-  const int64_t lanes = lanes_of<A>();
-  const auto by = hn::Set(d, factor);
-  int64_t i = 0;
-  for (; i + lanes <= width; i += lanes) store(d, hn::Mul(by, hn::LoadU(d, from + i)), to + i);
-  for (; i < width; ++i) store_one(factor * from[i], to + i);
-}
-
 /// A tile of queries on its way through the keys.
 template <class A>
 struct ForwardTile {
@@ -106,6 +55,93 @@ struct ForwardTile {
   }
 };
 
+/// A row's maximum is let grow by so much before its sums are scaled again: e^8 does no harm to them, and after the first keys few rows need it.
+constexpr int maximum_slack = 8;
+
+/// Turns the scores of one row in columns [begin, end) of a tile into exp(score - maximum), zero outside of [first, last), and brings
+/// maximum, sum (one per lane) and output of the row up to date. Columns are relative to the tile; first < last.
+template <class A, Columns columns>
+HWY_INLINE void online_softmax(A* HWY_RESTRICT scores, int64_t begin, int64_t end, int64_t first, int64_t last, A& maximum, A* HWY_RESTRICT sum,
+                               A* HWY_RESTRICT out, int64_t width) {
+  const hn::ScalableTag<A> d;
+  const int64_t lanes = lanes_of<A>();
+  if (columns == Columns::all) begin = 0, end = last = attention_tile_keys<A>;
+  if (columns == Columns::some) begin = std::max(begin, first / lanes * lanes);
+  const int64_t whole = last / lanes * lanes;  // from here on vectors are cut
+  const auto cut = [&](int64_t c) { return columns == Columns::some && c < first; };
+  const auto lowest = hn::Set(d, -std::numeric_limits<A>::infinity());
+  auto largest = lowest;
+  QUIRE_UNROLL
+  for (int64_t c = begin; c < whole; c += lanes) {
+    auto x = hn::LoadU(d, scores + c);
+    if (cut(c)) x = hn::IfThenElse(within(d, c, first, last), x, lowest);
+    largest = hn::Max(largest, x);
+  }
+  if (columns != Columns::all && whole < last) largest = hn::Max(largest, hn::IfThenElse(within(d, whole, first, last), hn::LoadU(d, scores + whole), lowest));
+  const A now = hn::GetLane(hn::MaxOfLanes(d, largest));
+  auto total = hn::LoadU(d, sum);
+  if (now > maximum + maximum_slack) {
+    if (maximum != -std::numeric_limits<A>::infinity()) {
+      const auto factor = exponential(d, hn::Set(d, maximum - now));
+      for (int64_t i = 0; i < width; i += lanes) hn::StoreU(hn::Mul(factor, hn::LoadU(d, out + i)), d, out + i);
+      total = hn::Mul(total, factor);
+    }
+    maximum = now;
+  }
+  const auto shift = hn::Set(d, maximum);
+  QUIRE_UNROLL
+  for (int64_t c = begin; c < whole; c += lanes) {
+    auto p = exponential(d, hn::Sub(hn::LoadU(d, scores + c), shift));
+    if (cut(c)) p = hn::IfThenElseZero(within(d, c, first, last), p);
+    total = hn::Add(total, p);
+    hn::StoreU(p, d, scores + c);
+  }
+  if (columns != Columns::all && whole < last) {
+    const auto p = hn::IfThenElseZero(within(d, whole, first, last), exponential(d, hn::Sub(hn::LoadU(d, scores + whole), shift)));
+    total = hn::Add(total, p);
+    hn::StoreU(p, d, scores + whole);
+  }
+  hn::StoreU(total, d, sum);
+}
+
+/// Zeros in columns [begin, end): whole vectors.
+template <class A>
+HWY_INLINE void clear_columns(A* row, int64_t begin, int64_t end) {
+  const hn::ScalableTag<A> d;
+  for (; begin < end; begin += lanes_of<A>()) hn::StoreU(hn::Zero(d), d, row + begin);
+}
+
+/// The scores of rows [row, row + group) in columns [column, end) of a tile of keys become their probabilities, up to a factor.
+template <class A>
+HWY_INLINE void group_softmax(ForwardTile<A>& t, int64_t row, int64_t group, int64_t origin, int64_t column, int64_t end, int64_t padded, int64_t width) {
+  constexpr int64_t tile_keys = attention_tile_keys<A>, stride = attention_tile_stride<A>;
+  const int64_t lanes = lanes_of<A>();
+  for (int64_t r = row; r < row + group; ++r) {
+    const int64_t first = std::max<int64_t>(t.rows.first[r] - origin, 0), last = std::min(t.rows.last[r] - origin, tile_keys);
+    A *scores = t.scores + r * stride, *sum = t.sum + r * t.sum_stride, *out = t.out + r * padded;
+    if (first >= last) {
+      clear_columns(scores, column, end);
+    } else if (first == 0 && last == tile_keys) {
+      online_softmax<A, Columns::all>(scores, column, end, first, last, t.maximum[r], sum, out, width);
+    } else {
+      if (first <= column) online_softmax<A, Columns::first>(scores, column, end, first, last, t.maximum[r], sum, out, width);
+      else online_softmax<A, Columns::some>(scores, column, end, first, last, t.maximum[r], sum, out, width);
+      clear_columns(scores, column, first / lanes * lanes);
+      clear_columns(scores, chunks_of(last, lanes) * lanes, end);
+    }
+  }
+}
+
+template <class T, class A>
+void write_row(const A* HWY_RESTRICT from, A factor, int64_t width, T* HWY_RESTRICT to) {
+  const hn::ScalableTag<A> d;
+  const int64_t lanes = lanes_of<A>();
+  const auto by = hn::Set(d, factor);
+  int64_t i = 0;
+  for (; i + lanes <= width; i += lanes) store(d, hn::Mul(by, hn::LoadU(d, from + i)), to + i);
+  for (; i < width; ++i) store_one(factor * from[i], to + i);
+}
+
 /// One tile of queries against one tile of keys. Scores of all rows come first, then the weighted values, so that only one operand of the two
 /// products has to stay in the first-level cache at a time.
 template <class A>
@@ -123,14 +159,7 @@ void forward_tile(ForwardTile<A>& t, int64_t tile, int64_t width, const A* keys,
     multiply_rows<A>(group, (end - column) / lanes, width, t.query + row * padded, padded, 1, keys + column, stride,
                      t.scores + row * stride + column, stride, false);
     pairs.computed += group * (end - column);
-    for (int64_t r = row; r < row + group; ++r) {
-      const int64_t first = rows.first[r] - origin, last = rows.last[r] - origin;
-      A *scores = t.scores + r * stride, *sum = t.sum + r * t.sum_stride, *out = t.out + r * padded;
-      if (first <= 0 && last >= tile_keys) online_softmax<A, Columns::all>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
-      else if (first <= column && last >= end) online_softmax<A, Columns::some>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
-      else if (first < last) online_softmax<A, Columns::masked>(scores, column, end, first, last, t.maximum[r], sum, out, vectors * lanes);
-      else std::fill(scores + column, scores + end, A{0});
-    }
+    group_softmax<A>(t, row, group, origin, column, end, padded, vectors * lanes);
   }
   for (int64_t row = 0, g = 0; row < rows.count; row += tile_rows, ++g) {
     if (from[g] >= to[g]) continue;

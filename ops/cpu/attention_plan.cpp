@@ -146,13 +146,13 @@ KeyRange key_range(const AttentionDocument& document, int64_t begin, int64_t end
 
 int64_t AttentionRows::pairs(int64_t begin, int64_t end) const {
   int64_t sum = 0;
-  for (int64_t row = 0; row < count; ++row) sum += std::max<int64_t>(0, std::min(last[row], end) - std::max(first[row], begin));
-  return sum;
+  for (int64_t row = 0; row < count; row += heads) sum += std::max<int64_t>(0, std::min(last[row], end) - std::max(first[row], begin));
+  return sum * heads;
 }
 
 namespace {
 
-/// keys_before for arguments that ascend: walks along the pieces.
+/// keys_before for arguments that follow each other closely: walks along the pieces.
 class KeyCursor {
  public:
   KeyCursor(std::span<const AttentionPiece> pieces, int64_t global) : first_(pieces.data()), end_(first_ + pieces.size()) {
@@ -160,6 +160,7 @@ class KeyCursor {
   }
   int64_t before(int64_t global) {
     while (next_ != end_ && next_->global < global) ++next_;
+    while (next_ != first_ && next_[-1].global >= global) --next_;
     if (next_ == first_) return 0;
     const AttentionPiece& piece = next_[-1];
     return piece.offset + std::min<int64_t>(global - piece.global, piece.length);
@@ -174,11 +175,20 @@ class KeyCursor {
 AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, int64_t count, int64_t head, int64_t heads, int64_t window) {
   AttentionRows rows;
   rows.count = count * heads;
+  rows.heads = heads;
   int32_t local[attention_tile_rows], global[attention_tile_rows];
   locate(document.queries, begin, count, local, global);
   KeyCursor first(document.keys, global[0] - window + 1), last(document.keys, global[0] + int64_t{1});
+  // The ends of ranges ascend, unless runs overlap (boundaries that another process got wrong): so unions are taken.
+  rows.all = {std::numeric_limits<int64_t>::max(), 0};
+  std::fill_n(rows.groups, attention_row_groups, rows.all);
+  const auto add = [](KeyRange& range, int64_t from, int64_t to) { range = {std::min(range.first, from), std::max(range.last, to)}; };
   for (int64_t query = 0, row = 0; query < count; ++query) {
     const int64_t from = window > 0 ? first.before(global[query] - window + 1) : 0, to = last.before(global[query] + int64_t{1});
+    if (from < to) {
+      add(rows.all, from, to);
+      for (int64_t group = row / attention_group_rows; group <= (row + heads - 1) / attention_group_rows; ++group) add(rows.groups[group], from, to);
+    }
     for (int64_t h = 0; h < heads; ++h, ++row) {
       rows.local[row] = local[query];
       rows.head[row] = static_cast<int32_t>(head + h);
@@ -186,15 +196,6 @@ AttentionRows attention_rows(const AttentionDocument& document, int64_t begin, i
       rows.last[row] = to;
     }
   }
-  constexpr KeyRange none{std::numeric_limits<int64_t>::max(), 0};
-  const auto join = [](const KeyRange& a, const KeyRange& b) { return KeyRange{std::min(a.first, b.first), std::max(a.last, b.last)}; };
-  std::fill_n(rows.groups, attention_row_groups, none);
-  rows.all = none;
-  for (int64_t row = 0; row < rows.count; ++row) {
-    KeyRange& group = rows.groups[row / attention_group_rows];
-    if (rows.first[row] < rows.last[row]) group = join(group, {rows.first[row], rows.last[row]});
-  }
-  for (const KeyRange& group : rows.groups) rows.all = join(rows.all, group);
   return rows;
 }
 
