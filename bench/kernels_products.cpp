@@ -89,9 +89,9 @@ void bench_products(const KernelsOptions& options, KernelsResult& result) {
         for (auto& [time, call] : sides) time.seconds.push_back(seconds_of(call, calls));
       }
       for (auto& [time, call] : sides) {
-        for (size_t i = 0; i < time.seconds.size(); ++i) time.ratios.push_back(time.seconds[i] / sides[0].first.seconds[i]);
+        for (size_t i = 0; i < time.seconds.size(); ++i) time.ratios.push_back(time.seconds[i] / sides.front().first.seconds[i]);
         time.share = line.flops / median_of(time.seconds) / line.probe;
-        line.times.push_back(std::move(time));
+        line.times.push_back(time);
       }
       if (options.progress) options.progress(fmt::format("{} {} x {} x {}: {:.0f} % of the probe", form.name, t, n, k, 100 * line.times[0].share));
       result.products.push_back(std::move(line));

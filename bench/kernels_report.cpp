@@ -57,7 +57,9 @@ std::string products_text(const KernelsResult& result) {
   const std::vector<std::string> sides = sides_of(result);
   std::string text = "Products, share of the multiply-add probe, median over shapes (quartiles); in brackets the side's time over that of " + sides[0] + ". Gate 87 %, stretch 95 %.\n\n| form |";
   for (const std::string& side : sides) text += fmt::format(" {} |", side);
-  text += "\n|---|" + [&] { std::string rule; for (size_t i = 0; i < sides.size(); ++i) rule += "---|"; return rule; }() + "\n";
+  text += "\n|---|";
+  for (size_t side = 0; side < sides.size(); ++side) text += "---|";
+  text += "\n";
   for (const char* form : {"nt", "nn", "tn"}) {
     text += fmt::format("| {} |", form);
     for (size_t side = 0; side < sides.size(); ++side) {
@@ -68,7 +70,9 @@ std::string products_text(const KernelsResult& result) {
   }
   text += "\n| tokens x outputs x inputs | form | probe GFLOP/s |";
   for (const std::string& side : sides) text += fmt::format(" {} |", side);
-  text += "\n|---|---|---:|" + [&] { std::string rule; for (size_t i = 0; i < sides.size(); ++i) rule += "---:|"; return rule; }() + "\n";
+  text += "\n|---|---|---:|";
+  for (size_t side = 0; side < sides.size(); ++side) text += "---:|";
+  text += "\n";
   for (const ProductLine& line : result.products) {
     text += fmt::format("| {} x {} x {} | {} | {:.1f} |", line.tokens, line.outputs, line.inputs, line.form, line.probe / 1e9);
     for (const KernelTime& time : line.times) text += fmt::format(" {:.1f} % |", 100 * time.share);

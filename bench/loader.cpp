@@ -61,7 +61,10 @@ std::string made_up(int64_t bytes) {
   std::string text;
   for (uint64_t number = 0; static_cast<int64_t>(text.size()) < bytes; ++number) {
     const uint64_t count = 5 + random_bits(6, 0, number, 0) % (number % 50 == 0 ? 3000 : 80);
-    for (uint64_t i = 1; i <= count; ++i) text.append(words[random_bits(6, 0, number, i) % std::size(words)]).push_back(i % 12 == 0 ? '\n' : ' ');
+    for (uint64_t i = 1; i <= count; ++i) {
+      text += words[random_bits(6, 0, number, i) % std::size(words)];
+      text += i % 12 == 0 ? '\n' : ' ';
+    }
     text += "\n%\n";
   }
   return text;
@@ -78,7 +81,7 @@ std::string read_all(const std::string& path) {
   }
   std::ranges::sort(files);
   std::string text;
-  for (const fs::path& file : files) text += read_text(disk(), file.string()) + "\n%\n";
+  for (const fs::path& file : files) text.append(read_text(disk(), file.string())).append("\n%\n");
   if (text.empty()) fail<DataError>("bench", "--text is {}, where no text is", path);
   return text;
 }
