@@ -22,19 +22,13 @@ struct MatmulRows {
   int64_t tile, row, step;
 };
 
-/// One panel of B, and the panel that is multiplied after it (or the same one again): it is fetched meanwhile.
-struct MatmulPanel {
-  const void* data;
-  const void* next;
-};
-
 /// The register tiles.
 struct MatmulTiles {
   int64_t tile_rows, panel_columns;
   bool reads_in_place;  ///< rows of A that are contiguous in k are better read where they lie than packed
 
   /// c[rows, columns] (A) = or += rows of A times one panel.
-  void (*multiply)(const MatmulRows& a, const MatmulPanel& panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
+  void (*multiply)(const MatmulRows& a, const void* panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
 
   /// c[rows, columns] (bf16) = round(sum) or round(c + sum). Only for bf16, else null.
   void (*round)(const float* sum, int64_t sum_row, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
@@ -42,9 +36,9 @@ struct MatmulTiles {
 
 /// Copies into the layouts that the tiles read.
 struct MatmulPacking {
-  /// Packs `columns` <= panel_columns columns and `depth` steps of b (T) into a 64-byte aligned panel (A) of depth * panel_columns elements;
-  /// what is right of them does not matter.
-  void (*pack_b)(const void* b, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panel);
+  /// Packs `columns` columns and `depth` steps of b (T) into 64-byte aligned panels (A) of depth * panel_columns elements each, one after the
+  /// other; what the last one holds right of the columns does not matter.
+  void (*pack_b)(const void* b, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panels);
 
   /// Copies `rows` rows and `depth` steps of a (T) into `out` (A), which holds `packed_rows_size(rows, ...)` elements. `readable` >= rows says how many
   /// rows the matrix has from here on.

@@ -9,12 +9,18 @@ namespace {
 
 /// Elements and columns of B that are packed at once: 2 MiB of f32, which stay in the last level cache.
 constexpr int64_t slab_elements = 512 * 1024, slab_columns = 1024;
+/// Steps of k that are multiplied at once where no panels are shared, and where sums that are not yet rounded would need memory of their own.
+constexpr int64_t slab_depth = 2048;
+/// Columns below which packing A once more for the next ones costs more than it saves.
+constexpr int64_t least_slab_columns = 256;
 /// Up to this many rows, packed rows are shared by the chunks of a slab that is one block of k deep, so that all of it stays near.
 constexpr int64_t most_shared_rows = 1024;
 /// Up to this many rows, reading and writing C once more costs less than panels of B that went to far memory and back.
 constexpr int64_t few_rows = 256;
 /// Rows of A that stay in the second level cache while they meet the panels of B, and most columns of one chunk.
 constexpr int64_t block_rows = 96, block_columns = 512;
+/// Panels of B that one task packs: rows of B are then read in pieces of some cache lines.
+constexpr int64_t packed_panels = 4;
 /// Chunks wanted for up to 64 threads, where the matrix is large enough.
 constexpr int64_t wanted_chunks = 128;
 
@@ -97,12 +103,11 @@ int64_t panel_offset(const Product& product, const Slab& slab, int64_t step, int
 }
 
 void pack_slab(Rank& rank, const Product& product, const Slab& slab, char* panels) {
-  const int64_t panel = product.tiles.panel_columns;
-  const int64_t across = chunks_of(slab.columns(), panel);
+  const int64_t width = packed_panels * product.tiles.panel_columns, across = chunks_of(slab.columns(), width);
   rank.pool().parallel_for(across * chunks_of(slab.steps(), product.depth), [&](int64_t chunk, int) {
-    const int64_t step = slab.first_step + chunk / across * product.depth, column = slab.first_column + chunk % across * panel;
+    const int64_t step = slab.first_step + chunk / across * product.depth, column = slab.first_column + chunk % across * width;
     const int64_t depth = std::min(product.depth, slab.last_step - step);
-    product.packing.pack_b(product.b(step, column), product.args.b_row, product.args.b_col, depth, std::min(panel, slab.last_column - column),
+    product.packing.pack_b(product.b(step, column), product.args.b_row, product.args.b_col, depth, std::min(width, slab.last_column - column),
                            panels + panel_offset(product, slab, step, depth, column));
   });
 }
@@ -137,13 +142,9 @@ void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scr
                                                  : product.pack_a(row, row_end, step, depth, scratch.rows);
     for (int64_t j = column; j < column_end; j += tiles.panel_columns) {
       const int64_t columns = std::min(tiles.panel_columns, column_end - j);
-      MatmulPanel panel{scratch.panel, scratch.panel};
-      if (slab.panels) {
-        const char* data = slab.panels + panel_offset(product, slab, step, depth, j);
-        panel = {data, data + depth * tiles.panel_columns * product.accumulator_bytes};
-      } else {
-        product.packing.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
-      }
+      const char* panel = scratch.panel;
+      if (slab.panels) panel = slab.panels + panel_offset(product, slab, step, depth, j);
+      else product.packing.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
       tiles.multiply(a, panel, depth, rows, columns, sums + (j - column) * product.accumulator_bytes, sums_row, add);
     }
   }
@@ -165,6 +166,14 @@ void multiply_slab(Rank& rank, const Product& product, const Slab& slab, const C
 bool reads_in_place(const MatmulArgs& args, const MatmulTiles& tiles) {
   if (args.type == DType::bf16 || args.a_col != 1) return false;
   return args.m <= tiles.tile_rows || (tiles.reads_in_place && args.a_row * size_of(args.type) % 4096 != 0);
+}
+
+/// Columns of a slab. Where C is rounded, slabs are rather narrow than shallow: sums of all of C would go to far memory and back.
+int64_t columns_at_once(const Product& product) {
+  const MatmulArgs& args = product.args;
+  if (!product.rounds || args.m <= most_shared_rows) return std::min(args.n, slab_columns);
+  const int64_t panel = product.tiles.panel_columns, fitting = slab_elements / std::min(round_up(args.k, product.depth), slab_depth);
+  return std::min(args.n, std::clamp(fitting / panel * panel, least_slab_columns, slab_columns));
 }
 
 void clear(const MatmulArgs& args) {
@@ -191,13 +200,14 @@ void matmul_packed(Rank& rank, const MatmulArgs& args) {
   const Product product{args, tiles, matmul_packing(rank, args.type), block_depth(args.k), size_of(args.type), accumulator_bytes,
                         reads_in_place(args, tiles), args.c_type == DType::bf16};
   const int64_t panel = product.tiles.panel_columns;
-  const int64_t columns = std::min(args.n, slab_columns);
+  const int64_t columns = columns_at_once(product);
   const ChunkShape shape = chunk_shape(product, columns);
   const int64_t down = chunks_of(args.m, shape.rows), across = chunks_of(columns, shape.columns);
   const bool share_panels = down > 1;
   const bool share_rows = !product.read_in_place && across > 1 && args.m <= most_shared_rows;
   const bool shallow = share_panels && (share_rows || args.m <= few_rows);
-  const int64_t steps = std::min(shallow ? product.depth : std::max<int64_t>(1, slab_elements / columns / product.depth) * product.depth, args.k);
+  const int64_t most_steps = shallow ? product.depth : share_panels ? slab_elements / columns : slab_depth;
+  const int64_t steps = std::min(std::max<int64_t>(1, most_steps / product.depth) * product.depth, args.k);
   const int64_t piece_bytes = packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes;
 
   Workspace workspace(rank.stack());

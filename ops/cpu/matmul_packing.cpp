@@ -47,61 +47,83 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const bf16* const* rows, int64_t p) {
 }
 #endif
 
-/// out[p * out_step + r] = x[min(r, rows - 1) * x_row + p] for p < depth in ascending order and each r of a whole vector.
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+/// Transposes as many steps as a block of 128 bits holds values: out[s * out_step + r] = rows[r][p + s].
+template <class D, class T>
+HWY_INLINE void transpose_block(D d, const T* const* rows, int64_t p, hn::TFromD<D>* out, int64_t out_step) {
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    const hn::Repartition<double, D> wide;
+    const auto x0 = load_blocks(d, rows, p), x1 = load_blocks(d, rows + 1, p), x2 = load_blocks(d, rows + 2, p), x3 = load_blocks(d, rows + 3, p);
+    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, x0, x1)), high01 = hn::BitCast(wide, hn::InterleaveUpper(d, x0, x1));
+    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, x2, x3)), high23 = hn::BitCast(wide, hn::InterleaveUpper(d, x2, x3));
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, out);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, out + out_step);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, out + 2 * out_step);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, out + 3 * out_step);
+  } else {
+    const auto x0 = load_blocks(d, rows, p), x1 = load_blocks(d, rows + 1, p);
+    hn::StoreU(hn::InterleaveLower(d, x0, x1), d, out);
+    hn::StoreU(hn::InterleaveUpper(d, x0, x1), d, out + out_step);
+  }
+}
+#endif
+
+/// out[p * out_step + r] = x[min(r, rows - 1) * x_row + p] for p < depth in ascending order and each r of a whole vector. Meanwhile the rows
+/// that lie `ahead` elements further are fetched.
 template <class T>
-HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_step) {
+HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_step, [[maybe_unused]] int64_t ahead) {
   using A = AccumulatorType<T>;
-  [[maybe_unused]] const Tag<A> d;
   const T* row[lanes<A>];
   for (int64_t r = 0; r < lanes<A>; ++r) row[r] = x + std::min(r, rows - 1) * x_row;
   int64_t p = 0;
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  if constexpr (sizeof(A) == 4) {
-    const hn::Repartition<double, Tag<A>> wide;
-    for (; p + 4 <= depth; p += 4, out += 4 * out_step) {
-      const auto x0 = load_blocks(d, row, p), x1 = load_blocks(d, row + 1, p), x2 = load_blocks(d, row + 2, p), x3 = load_blocks(d, row + 3, p);
-      const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, x0, x1)), high01 = hn::BitCast(wide, hn::InterleaveUpper(d, x0, x1));
-      const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, x2, x3)), high23 = hn::BitCast(wide, hn::InterleaveUpper(d, x2, x3));
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, out);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, out + out_step);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, out + 2 * out_step);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, out + 3 * out_step);
-    }
-  } else {
-    for (; p + 2 <= depth; p += 2, out += 2 * out_step) {
-      const auto x0 = load_blocks(d, row, p), x1 = load_blocks(d, row + 1, p);
-      hn::StoreU(hn::InterleaveLower(d, x0, x1), d, out);
-      hn::StoreU(hn::InterleaveUpper(d, x0, x1), d, out + out_step);
-    }
+  const Tag<A> d;
+  constexpr int64_t block = 16 / sizeof(A), line = 64 / sizeof(T);
+  for (; p + line <= depth; p += line) {
+    for (int64_t r = 0; r < lanes<A>; ++r) hwy::Prefetch(row[r] + ahead + p);
+    for (int64_t s = 0; s < line; s += block, out += block * out_step) transpose_block(d, row, p + s, out, out_step);
   }
+  for (; p + block <= depth; p += block, out += block * out_step) transpose_block(d, row, p, out, out_step);
 #endif
   for (; p < depth; ++p, out += out_step)
     for (int64_t r = 0; r < lanes<A>; ++r) out[r] = read(row[r][p]);
 }
 
+/// Columns that are contiguous: whole rows of all panels, step by step.
 template <class T>
-void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panel) {
+void pack_rows_of_b(const T* b, int64_t b_row, int64_t depth, int64_t panels, AccumulatorType<T>* out) {
   using A = AccumulatorType<T>;
   const Tag<A> d;
-  const T* b = static_cast<const T*>(b_pointer);
-  A* out = static_cast<A*>(panel);
-  constexpr int64_t width = panel_columns<A>;
-  if (columns == width && b_col == 1) {
-    for (int64_t p = 0; p < depth; ++p) {
-      hwy::Prefetch(b + std::min(p + 16, depth - 1) * b_row);  // far apart: the processor does not foresee them
-      for (int j = 0; j < tile_vectors; ++j) hn::Store(load(d, b + p * b_row + j * lanes<A>), d, out + p * width + j * lanes<A>);
-    }
-  } else if (b_row == 1) {
-    for (int64_t j = 0; j < width; j += lanes<A>) {
-      const int64_t first = std::min(j, columns - 1);
-      transpose(b + first * b_col, b_col, columns - first, depth, out + j, width);
-    }
-  } else {
-    for (int64_t p = 0; p < depth; ++p) {
-      for (int64_t j = 0; j < columns; ++j) out[p * width + j] = read(b[p * b_row + j * b_col]);
-      for (int64_t j = columns; j < width; ++j) out[p * width + j] = 0;
-    }
+  constexpr int64_t width = panel_columns<A>, line = 64 / sizeof(T);
+  for (int64_t p = 0; p < depth; ++p) {
+    // Far apart: the processor does not foresee them.
+    for (int64_t j = 0; j < panels * width; j += line) hwy::Prefetch(b + std::min(p + 16, depth - 1) * b_row + j);
+    for (int64_t j = 0; j < panels; ++j)
+      for (int v = 0; v < tile_vectors; ++v)
+        hn::Store(load(d, b + p * b_row + j * width + v * lanes<A>), d, out + (j * depth + p) * width + v * lanes<A>);
   }
+}
+
+template <class T>
+void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, int64_t columns, void* panels) {
+  using A = AccumulatorType<T>;
+  const T* b = static_cast<const T*>(b_pointer);
+  A* out = static_cast<A*>(panels);
+  constexpr int64_t width = panel_columns<A>;
+  int64_t done = 0;
+  if (b_col == 1) {
+    pack_rows_of_b(b, b_row, depth, columns / width, out);
+    done = columns / width * width;
+  } else if (b_row == 1) {
+    for (; done < columns; done += width)
+      for (int64_t j = done; j < done + width; j += lanes<A>) {
+        const int64_t first = std::min(j, columns - 1), after = first + lanes<A> < columns ? lanes<A> * b_col : 0;
+        transpose(b + first * b_col, b_col, columns - first, depth, out + done * depth + j - done, width, after);
+      }
+  }
+  for (; done < columns; done += width)
+    for (int64_t p = 0; p < depth; ++p)
+      for (int64_t j = 0; j < width; ++j) out[done * depth + p * width + j] = done + j < columns ? read(b[p * b_row + (done + j) * b_col]) : A(0);
 }
 
 /// Vectors that cover a tile's rows; the last one reaches past them.
@@ -109,7 +131,7 @@ template <class A> constexpr int64_t row_vectors = (tile_rows + lanes<A> - 1) / 
 
 /// Rows that are contiguous in k are transposed, tile by tile.
 template <class T>
-void pack_along_k(const T* a, int64_t a_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
+void pack_along_k(const T* a, int64_t a_row, int64_t rows, int64_t readable, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
   using A = AccumulatorType<T>;
   for (int64_t first = 0; first < rows; first += tile_rows, out += out_tile) {
     const int64_t count = std::min<int64_t>(tile_rows, rows - first);
@@ -117,9 +139,10 @@ void pack_along_k(const T* a, int64_t a_row, int64_t rows, int64_t depth, Accumu
       for (int64_t p = 0; p < depth; ++p) out[p * tile_rows] = read(a[first * a_row + p]);
       continue;
     }
+    const int64_t ahead = first + 2 * tile_rows <= readable ? tile_rows * a_row : 0;
     // What a vector writes past the tile's rows is the next step's first rows: they are written after it.
     for (int64_t v = row_vectors<A> - 1; v >= 0; --v)
-      if (v * lanes<A> < count) transpose(a + (first + v * lanes<A>) * a_row, a_row, count - v * lanes<A>, depth, out + v * lanes<A>, tile_rows);
+      if (v * lanes<A> < count) transpose(a + (first + v * lanes<A>) * a_row, a_row, count - v * lanes<A>, depth, out + v * lanes<A>, tile_rows, ahead);
   }
 }
 
@@ -133,7 +156,7 @@ void pack_along_rows(const T* a, int64_t a_row, int64_t a_col, int64_t rows, int
   for (int64_t p = 0; p < depth; ++p) {
     const T* from = a + p * a_col;
     A* to = out + p * tile_rows;
-    for (int64_t i = 0; i < rows; i += line) hwy::Prefetch(a + std::min(p + 8, depth - 1) * a_col + i * a_row);
+    for (int64_t i = 0; i < rows; i += line) hwy::Prefetch(a + std::min(p + 16, depth - 1) * a_col + i * a_row);
     for (int64_t t = 0; t < fast; ++t)
       for (int64_t v = 0; v < row_vectors<A>; ++v) hn::StoreU(load(d, from + t * tile_rows + v * lanes<A>), d, to + t * out_tile + v * lanes<A>);
     for (int64_t i = fast * tile_rows; i < rows; ++i) to[i / tile_rows * out_tile + i % tile_rows] = read(from[i * a_row]);
@@ -145,7 +168,7 @@ MatmulRows pack_a(const void* a_pointer, int64_t a_row, int64_t a_col, int64_t r
   const T* a = static_cast<const T*>(a_pointer);
   auto* out = static_cast<AccumulatorType<T>*>(out_pointer);
   const int64_t tile = depth * tile_rows + 16;  // whole vectors are written, which reach past a tile's end
-  if (a_col == 1) pack_along_k(a, a_row, rows, depth, out, tile);
+  if (a_col == 1) pack_along_k(a, a_row, rows, readable, depth, out, tile);
   else pack_along_rows(a, a_row, a_col, rows, readable, depth, out, tile);
   return {out, tile, 1, tile_rows};
 }

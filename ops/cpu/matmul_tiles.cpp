@@ -24,13 +24,6 @@ struct InPlace {
   int64_t row, step;
 };
 
-/// The part of the next panel that is fetched while a tile is computed: `step` elements further with each round of the loop.
-template <class A>
-struct Next {
-  const A* at;
-  int64_t step;
-};
-
 template <class A> using Vector = hn::Vec<Tag<A>>;
 template <int rows, class A> using Sums = Vector<A>[rows][tile_vectors];
 
@@ -73,11 +66,9 @@ HWY_INLINE void packed_steps(const A* HWY_RESTRICT a, const A* HWY_RESTRICT b, S
 }
 
 template <int rows, class A>
-HWY_INLINE void sum_products(Packed, int64_t depth, const A* HWY_RESTRICT a, const A* HWY_RESTRICT b, Next<A> next, Sums<rows, A>& sum) {
+HWY_INLINE void sum_products(Packed, int64_t depth, const A* HWY_RESTRICT a, const A* HWY_RESTRICT b, Sums<rows, A>& sum) {
   int64_t p = 0;
   for (; p + tile_steps <= depth; p += tile_steps) {
-    __builtin_prefetch(next.at, 0, 2);  // into the second level: the first one is full
-    next.at += next.step;
     packed_steps<tile_steps, rows, A>(a, b, sum);
     a += tile_steps * tile_rows;
     b += tile_steps * panel_columns<A>;
@@ -86,7 +77,7 @@ HWY_INLINE void sum_products(Packed, int64_t depth, const A* HWY_RESTRICT a, con
 }
 
 template <int rows, class A>
-HWY_INLINE void sum_products(InPlace at, int64_t depth, const A* HWY_RESTRICT a, const A* HWY_RESTRICT b, Next<A>, Sums<rows, A>& sum) {
+HWY_INLINE void sum_products(InPlace at, int64_t depth, const A* HWY_RESTRICT a, const A* HWY_RESTRICT b, Sums<rows, A>& sum) {
   // Few pointers and strides reach all rows, so that none of them leaves its register.
   const A* HWY_RESTRICT a0 = a;
   const A* HWY_RESTRICT a5 = rows > 5 ? a + 5 * at.row : a;
@@ -110,7 +101,7 @@ HWY_INLINE void sum_products(InPlace at, int64_t depth, const A* HWY_RESTRICT a,
 
 /// One tile: c[rows, panel] = or += a[rows, depth] b[depth, panel].
 template <int rows, class A, class Rows>
-HWY_INLINE void tile(Rows layout, int64_t depth, const A* a, const A* b, Next<A> next, A* HWY_RESTRICT c, int64_t c_row, bool add) {
+HWY_INLINE void tile(Rows layout, int64_t depth, const A* a, const A* b, A* HWY_RESTRICT c, int64_t c_row, bool add) {
   const Tag<A> d;
   Sums<rows, A> sum;
 #pragma GCC unroll 16
@@ -120,7 +111,7 @@ HWY_INLINE void tile(Rows layout, int64_t depth, const A* a, const A* b, Next<A>
     hwy::Prefetch(c + i * c_row);
     hwy::Prefetch(c + i * c_row + panel_columns<A> - 1);
   }
-  sum_products<rows, A>(layout, depth, a, b, next, sum);
+  sum_products<rows, A>(layout, depth, a, b, sum);
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
@@ -133,10 +124,10 @@ HWY_INLINE void tile(Rows layout, int64_t depth, const A* a, const A* b, Next<A>
 
 /// A tile with fewer columns than a panel goes through a buffer, so that nothing right of C is touched.
 template <int rows, class A, class Rows>
-HWY_NOINLINE void tile_any(Rows layout, int64_t depth, const A* a, const A* b, Next<A> next, A* c, int64_t c_row, int64_t columns, bool add) {
+HWY_NOINLINE void tile_any(Rows layout, int64_t depth, const A* a, const A* b, A* c, int64_t c_row, int64_t columns, bool add) {
   const bool whole = columns == panel_columns<A>;
   HWY_ALIGN A buffer[rows * panel_columns<A>];
-  tile<rows, A>(layout, depth, a, b, next, whole ? c : buffer, whole ? c_row : panel_columns<A>, add && whole);
+  tile<rows, A>(layout, depth, a, b, whole ? c : buffer, whole ? c_row : panel_columns<A>, add && whole);
   if (whole) return;
   for (int i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) {
@@ -147,22 +138,17 @@ HWY_NOINLINE void tile_any(Rows layout, int64_t depth, const A* a, const A* b, N
 
 /// Tiles of `tile_rows` rows, then lower ones.
 template <class A, class Rows>
-void multiply_tiles(Rows layout, const MatmulRows& a, const MatmulPanel& panel, int64_t depth, int64_t rows, int64_t columns, A* c, int64_t c_row, bool add) {
-  const A* b = static_cast<const A*>(panel.data);
+void multiply_tiles(Rows layout, const MatmulRows& a, const A* b, int64_t depth, int64_t rows, int64_t columns, A* c, int64_t c_row, bool add) {
   const A* data = static_cast<const A*>(a.data);
-  const int64_t tiles = std::max<int64_t>(1, rows / tile_rows);
-  const int64_t next_step = tile_steps * panel_columns<A> / tiles, next_tile = chunks_of(depth, tile_steps) * next_step;
-  Next<A> next{static_cast<const A*>(panel.next), next_step};
   for (; rows >= tile_rows; rows -= tile_rows) {
-    tile_any<tile_rows, A>(layout, depth, data, b, next, c, c_row, columns, add);
+    tile_any<tile_rows, A>(layout, depth, data, b, c, c_row, columns, add);
     data += a.tile;
     c += tile_rows * c_row;
-    next.at += next_tile;
   }
   const auto some = [&]<int count>(std::integral_constant<int, count>) HWY_ATTR {
     if constexpr (count < tile_rows) {
       if (rows < count) return;
-      tile_any<count, A>(layout, depth, data, b, {b, 0}, c, c_row, columns, add);
+      tile_any<count, A>(layout, depth, data, b, c, c_row, columns, add);
       data += count * a.row;
       c += count * c_row;
       rows -= count;
@@ -175,9 +161,10 @@ void multiply_tiles(Rows layout, const MatmulRows& a, const MatmulPanel& panel, 
 }
 
 template <class A>
-void multiply(const MatmulRows& a, const MatmulPanel& panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add) {
-  if (a.row == 1 && a.step == tile_rows) multiply_tiles(Packed{}, a, panel, depth, rows, columns, static_cast<A*>(c), c_row, add);
-  else multiply_tiles(InPlace{a.row, a.step}, a, panel, depth, rows, columns, static_cast<A*>(c), c_row, add);
+void multiply(const MatmulRows& a, const void* panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add) {
+  const A* b = static_cast<const A*>(panel);
+  if (a.row == 1 && a.step == tile_rows) multiply_tiles(Packed{}, a, b, depth, rows, columns, static_cast<A*>(c), c_row, add);
+  else multiply_tiles(InPlace{a.row, a.step}, a, b, depth, rows, columns, static_cast<A*>(c), c_row, add);
 }
 
 void round_rows(const float* sum, int64_t sum_row, int64_t rows, int64_t columns, void* c_pointer, int64_t c_row, bool add) {

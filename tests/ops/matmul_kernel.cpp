@@ -259,6 +259,17 @@ BOOST_AUTO_TEST_CASE(a_row_depends_on_its_own_row_alone) {
     }
 }
 
+// Many rows are cut into several slabs of k and of columns, few rows are not.
+BOOST_AUTO_TEST_CASE(slabs_do_not_change_a_row) {
+  const Run kernel = kernel_named("packed");
+  std::mt19937_64 random(16);
+  Rank rank(options(""));
+  for (const Form& form : forms) {
+    BOOST_TEST((rows_keep_their_bits<float, float>(kernel, rank, random, 1100, 1100, 600, form, false)), form.name);
+    BOOST_TEST((rows_keep_their_bits<bf16, bf16>(kernel, rank, random, 1030, 300, 2300, form, true)), form.name);
+  }
+}
+
 // Negative control: a product that sums k in two halves when m is odd must be caught.
 BOOST_AUTO_TEST_CASE(the_row_check_catches_a_split_that_depends_on_m) {
   const Run kernel = kernel_named("packed");
@@ -311,6 +322,34 @@ BOOST_AUTO_TEST_CASE(no_steps_give_zeros_or_leave_sums) {
     sums.run(kernel_named(name), rank);
     BOOST_TEST(same_bits(sums.c, sums.c_before));
   }
+}
+
+// Sums of two that need more digits than bf16 has, ties among them, infinities and NaN: rounded as runtime/dtype.h rounds them.
+BOOST_AUTO_TEST_CASE(sums_are_rounded_to_bf16_as_everywhere) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  std::mt19937_64 random(15);
+  std::normal_distribution<float> normal;
+  const int64_t m = 9, n = 37;
+  std::vector<bf16> a(2 * m, bf16(1.0f)), b(2 * n), c(m * n), before(m * n);
+  for (size_t j = 0; j < b.size(); ++j) b[j] = bf16(normal(random) * (j % 3 == 0 ? 100.0f : 1.0f));
+  b[0] = bf16(1.0f), b[n] = bf16(0x1p-8f);                // a tie, to even
+  b[1] = bf16(1.0f + 0x1p-7f), b[n + 1] = bf16(0x1p-8f);  // a tie, to even upwards
+  b[2] = bf16(infinity), b[3] = bf16(-infinity), b[4] = bf16(nan), b[5] = bf16(infinity), b[n + 5] = bf16(-infinity);
+  for (bf16& x : before) x = bf16(normal(random));
+  for (const char* name : {"packed", "reference"})
+    for (const std::string& set : instruction_sets())
+      for (const bool accumulate : {false, true}) {
+        Rank rank(options(set));
+        c = before;
+        kernel_named(name)(rank, {DType::bf16, DType::bf16, m, n, 2, a.data(), 2, 1, b.data(), n, 1, c.data(), n, accumulate});
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j) {
+            const size_t at = static_cast<size_t>(i * n + j), column = static_cast<size_t>(j);
+            const float sum = static_cast<float>(b[column]) + static_cast<float>(b[column + n]);
+            const bf16 expected(accumulate ? static_cast<float>(before[at]) + sum : sum);
+            BOOST_TEST((std::isnan(sum) ? std::isnan(static_cast<float>(c[at])) : c[at].bits == expected.bits), name << " " << set << " row " << i << " column " << j);
+          }
+      }
 }
 
 BOOST_AUTO_TEST_CASE(kernels_refuse_types_they_do_not_know) {
