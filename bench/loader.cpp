@@ -141,7 +141,7 @@ LoaderBenchResult bench_loader(const LoaderBenchOptions& options) {
   PrepareSettings settings;
   settings.inputs = {scratch.path("text.txt")};
   settings.output = scratch.path("corpus");
-  settings.text.separator = "%";
+  settings.text.separator.emplace("%");
   PrepareSummary summary;
   LoaderBenchLine prepared{.what = "prepare, bytes", .unit = "MB", .goal = 50, .amount = static_cast<double>(fs::file_size(settings.inputs[0])) / 1e6};
   measure(options, prepared, [&] { summary = prepare(settings); }, [&] { fs::remove_all(settings.output); });
