@@ -7,8 +7,8 @@
 namespace quire {
 namespace {
 
-/// Elements and columns of B that are packed at once: 2 MiB of f32, which stay in the last level cache.
-constexpr int64_t slab_elements = 512 * 1024, slab_columns = 1024;
+/// Elements and columns of B that are packed at once: 1 MiB of f32, which stays in the last level cache whoever else uses it.
+constexpr int64_t slab_elements = 256 * 1024, slab_columns = 1024;
 /// Steps of k that are multiplied at once where no panels are shared, and where sums that are not yet rounded would need memory of their own.
 constexpr int64_t slab_depth = 2048;
 /// Columns below which packing A once more for the next ones costs more than it saves.
@@ -206,7 +206,7 @@ void matmul_packed(Rank& rank, const MatmulArgs& args) {
   const bool share_panels = down > 1;
   const bool share_rows = !product.read_in_place && across > 1 && args.m <= most_shared_rows;
   const bool shallow = share_panels && (share_rows || args.m <= few_rows);
-  const int64_t most_steps = shallow ? product.depth : share_panels ? slab_elements / columns : slab_depth;
+  const int64_t most_steps = shallow ? product.depth : share_panels && !product.rounds ? slab_elements / columns : slab_depth;
   const int64_t steps = std::min(std::max<int64_t>(1, most_steps / product.depth) * product.depth, args.k);
   const int64_t piece_bytes = packed_rows_size(std::min(args.m, shape.rows), product.tiles.tile_rows) * accumulator_bytes;
 

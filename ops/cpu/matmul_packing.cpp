@@ -80,7 +80,8 @@ HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth
   const Tag<A> d;
   constexpr int64_t block = 16 / sizeof(A), line = 64 / sizeof(T);
   for (; p + line <= depth; p += line) {
-    for (int64_t r = 0; r < lanes<A>; ++r) hwy::Prefetch(row[r] + ahead + p);
+    if (ahead != 0)
+      for (int64_t r = 0; r < lanes<A>; ++r) hwy::Prefetch(row[r] + ahead + p);
     for (int64_t s = 0; s < line; s += block, out += block * out_step) transpose_block(d, row, p + s, out, out_step);
   }
   for (; p + block <= depth; p += block, out += block * out_step) transpose_block(d, row, p, out, out_step);
@@ -89,16 +90,16 @@ HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth
     for (int64_t r = 0; r < lanes<A>; ++r) out[r] = read(row[r][p]);
 }
 
-/// Columns that are contiguous: whole rows of all panels, step by step.
-template <class T>
-void pack_rows_of_b(const T* b, int64_t b_row, int64_t depth, int64_t panels, AccumulatorType<T>* out) {
+/// Columns that are contiguous: whole rows of some panels, step by step.
+template <int panels, class T>
+void pack_rows_of_b(const T* b, int64_t b_row, int64_t depth, AccumulatorType<T>* out) {
   using A = AccumulatorType<T>;
   const Tag<A> d;
   constexpr int64_t width = panel_columns<A>, line = 64 / sizeof(T);
   for (int64_t p = 0; p < depth; ++p) {
     // Far apart: the processor does not foresee them.
     for (int64_t j = 0; j < panels * width; j += line) hwy::Prefetch(b + std::min(p + 16, depth - 1) * b_row + j);
-    for (int64_t j = 0; j < panels; ++j)
+    for (int64_t j = 0; j < panels; ++j)  // known numbers: few rows of A make this the product's main work
       for (int v = 0; v < tile_vectors; ++v)
         hn::Store(load(d, b + p * b_row + j * width + v * lanes<A>), d, out + (j * depth + p) * width + v * lanes<A>);
   }
@@ -112,8 +113,8 @@ void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, 
   constexpr int64_t width = panel_columns<A>;
   int64_t done = 0;
   if (b_col == 1) {
-    pack_rows_of_b(b, b_row, depth, columns / width, out);
-    done = columns / width * width;
+    for (; done + 4 * width <= columns; done += 4 * width) pack_rows_of_b<4>(b + done, b_row, depth, out + done * depth);
+    for (; done + width <= columns; done += width) pack_rows_of_b<1>(b + done, b_row, depth, out + done * depth);
   } else if (b_row == 1) {
     for (; done < columns; done += width)
       for (int64_t j = done; j < done + width; j += lanes<A>) {
