@@ -58,8 +58,7 @@ Value DecoderLayer::attention_block(Tape& tape, const Value& x, const Microbatch
   return linear(tape, executor.attend(tape, index_, q, k, v, microbatch, options_), *o_);
 }
 
-Value DecoderLayer::ffn_block(Tape& tape, const Value& x) {
-  const Value normed = rmsnorm(tape, x, *ffn_norm_, eps_);
+Value DecoderLayer::ffn_block(Tape& tape, const Value& normed) {
   return linear(tape, swiglu(tape, linear(tape, normed, *gate_), linear(tape, normed, *up_)), *down_);
 }
 
@@ -68,9 +67,8 @@ Value DecoderLayer::forward(Tape& tape, const Value& x, const Microbatch& microb
   AttentionExecutor* executor = options.attention;
   const auto attend = [this, &microbatch, executor](Tape& t, const Value& in) { return attention_block(t, in, microbatch, *executor); };
   const auto whole = [this, attend](Tape& t, const Value& in, bool recompute_attention) {
-    Value attended = recompute_attention ? recompute(t, in, attend) : attend(t, in);
-    const Value middle = add(t, in, std::move(attended));
-    return add(t, middle, ffn_block(t, middle));
+    const SumAndNorm middle = add_rmsnorm(t, in, recompute_attention ? recompute(t, in, attend) : attend(t, in), *ffn_norm_, eps_);
+    return add(t, middle.sum, ffn_block(t, middle.normed));
   };
   if (options.recomputation == Recomputation::full) return recompute(tape, x, [whole](Tape& t, const Value& in) { return whole(t, in, false); });
   return whole(tape, x, options.recomputation == Recomputation::attention);

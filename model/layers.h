@@ -26,7 +26,7 @@ class DecoderLayer final : public Layer {
 
  private:
   Value attention_block(Tape& tape, const Value& x, const Microbatch& microbatch, AttentionExecutor& executor);
-  Value ffn_block(Tape& tape, const Value& x);
+  Value ffn_block(Tape& tape, const Value& normed);
 
   std::string name_;
   int64_t index_;

@@ -8,6 +8,9 @@ namespace quire {
 
 namespace {
 
+/// Whether a result may be written in this tensor's memory, which is then read no more.
+bool reusable(const Tensor& tensor) { return tensor.defined() && tensor.storage_users() == 1; }
+
 class RmsNormNode final : public Node {
  public:
   RmsNormNode(const Tensor& x, const Tensor& rstd, Parameter& gain)
@@ -16,12 +19,13 @@ class RmsNormNode final : public Node {
 
   void input_gradient(Tape& tape, const Tensor& grad) override {
     const Tensor& x = saved(x_);
-    const Tensor dx = Tensor::empty(tape.rank(), x.shape(), x.dtype());
+    const Gradient so_far = tape.take_gradient_so_far(input(0));  // the residual stream's, as a rule
+    const Tensor dx = reusable(grad) ? grad : reusable(so_far.sum) ? so_far.sum : Tensor::empty(tape.rank(), x.shape(), x.dtype());
     const int64_t width = gain_.value.elements();
     dispatch(tape.rank(), RmsNormBackwardArgs{x.dtype(), x.elements() / width, width, x.raw(), gain_.value.raw(), saved(rstd_).raw(), grad.raw(),
-                                              dx.raw(), gain_.gradients.at(0).raw()});
+                                              dx.raw(), gain_.gradients.at(0).raw(), so_far.sum.defined() ? so_far.sum.raw() : nullptr});
     tape.parameter_done(gain_, 0);
-    tape.add_gradient(input(0), dx);
+    tape.add_gradient(input(0), {dx, true});
   }
 
  private:
@@ -35,7 +39,7 @@ class RotaryNode final : public Node {
   std::string_view name() const override { return "rotary"; }
 
   void input_gradient(Tape& tape, const Tensor& grad) override {
-    const Tensor dx = Tensor::empty(tape.rank(), grad.shape(), grad.dtype());
+    const Tensor dx = reusable(grad) ? grad : Tensor::empty(tape.rank(), grad.shape(), grad.dtype());
     dispatch(tape.rank(), RotaryArgs{grad.dtype(), grad.size(0), grad.size(1) / table_.head_dim, table_.head_dim, positions_.data<int32_t>(),
                                      table_.cosine.raw(), table_.sine.raw(), grad.raw(), dx.raw(), true});
     tape.add_gradient(input(0), dx);
@@ -53,7 +57,8 @@ class SwigluNode final : public Node {
 
   void input_gradient(Tape& tape, const Tensor& grad) override {
     const Tensor &gate = saved(gate_), &up = saved(up_);
-    const Tensor dgate = Tensor::empty(tape.rank(), gate.shape(), gate.dtype()), dup = Tensor::empty(tape.rank(), up.shape(), up.dtype());
+    const Tensor dgate = reusable(gate) ? gate : Tensor::empty(tape.rank(), gate.shape(), gate.dtype());
+    const Tensor dup = reusable(up) ? up : Tensor::empty(tape.rank(), up.shape(), up.dtype());
     dispatch(tape.rank(), SwigluBackwardArgs{gate.dtype(), gate.elements(), gate.raw(), up.raw(), grad.raw(), dgate.raw(), dup.raw()});
     tape.add_gradient(input(0), dgate);
     tape.add_gradient(input(1), dup);
@@ -80,20 +85,55 @@ void same(std::string_view op, const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Value rmsnorm(Tape& tape, const Value& x, Parameter& gain, double eps) {
-  const Tensor& in = x.tensor;
+namespace {
+
+void check_norm(const Tensor& x, const Parameter& gain) {
   const int64_t width = gain.value.elements();
-  if (in.shape().dims() < 1 || width == 0 || in.shape().back() % width != 0)
-    fail<ShapeError>("rmsnorm", "x {} with {} {}: the last size is no multiple of the gain's", describe(in), gain.name, describe(gain.value));
-  if (in.dtype() != gain.value.dtype())
-    fail<DTypeError>("rmsnorm", "x {} with {} {}: one dtype is needed", describe(in), gain.name, describe(gain.value));
-  require_contiguous("rmsnorm", in);
-  const int64_t rows = in.elements() / width;
-  const Tensor y = Tensor::empty(tape.rank(), in.shape(), in.dtype());
-  const Tensor rstd = Tensor::empty(tape.rank(), {rows}, accumulator_of(in.dtype()));
-  dispatch(tape.rank(), RmsNormForwardArgs{in.dtype(), rows, width, eps, in.raw(), gain.value.raw(), y.raw(), rstd.raw()});
-  if (!tape.must_record(std::span(&x, 1), true)) return tape.constant(y);
-  return tape.record(std::make_unique<RmsNormNode>(in, rstd, gain), std::span(&x, 1), y);
+  if (x.shape().dims() < 1 || width == 0 || x.shape().back() % width != 0)
+    fail<ShapeError>("rmsnorm", "x {} with {} {}: the last size is no multiple of the gain's", describe(x), gain.name, describe(gain.value));
+  if (x.dtype() != gain.value.dtype()) fail<DTypeError>("rmsnorm", "x {} with {} {}: one dtype is needed", describe(x), gain.name, describe(gain.value));
+  require_contiguous("rmsnorm", x);
+}
+
+struct Normed { Tensor y, rstd; };
+
+/// Of x; or, where `added` is given, of the sum of both, which is written to `sum`.
+Normed normalize(Rank& rank, const Tensor& x, const Parameter& gain, double eps, const Tensor& added = {}, const Tensor& sum = {}) {
+  const int64_t width = gain.value.elements(), rows = x.elements() / width;
+  const Normed result{Tensor::empty(rank, x.shape(), x.dtype()), Tensor::empty(rank, {rows}, accumulator_of(x.dtype()))};
+  dispatch(rank, RmsNormForwardArgs{x.dtype(), rows, width, eps, x.raw(), gain.value.raw(), result.y.raw(), result.rstd.raw(),
+                                    added.defined() ? added.raw() : nullptr, sum.defined() ? sum.raw() : nullptr});
+  return result;
+}
+
+Value record_norm(Tape& tape, const Value& x, Parameter& gain, const Normed& result) {
+  if (!tape.must_record(std::span(&x, 1), true)) return tape.constant(result.y);
+  return tape.record(std::make_unique<RmsNormNode>(x.tensor, result.rstd, gain), std::span(&x, 1), result.y);
+}
+
+Value record_sum(Tape& tape, const Value& a, const Value& b, const Tensor& sum) {
+  const Value inputs[] = {a, b};
+  if (!tape.must_record(inputs, false)) return tape.constant(sum);
+  return tape.record(std::make_unique<AddNode>(), inputs, sum);
+}
+
+/// Where a + b goes.
+Tensor place_of_sum(Rank& rank, const Tensor& b) { return reusable(b) ? b : Tensor::empty(rank, b.shape(), b.dtype()); }
+
+}  // namespace
+
+Value rmsnorm(Tape& tape, const Value& x, Parameter& gain, double eps) {
+  check_norm(x.tensor, gain);
+  return record_norm(tape, x, gain, normalize(tape.rank(), x.tensor, gain, eps));
+}
+
+SumAndNorm add_rmsnorm(Tape& tape, const Value& a, Value b, Parameter& gain, double eps) {
+  same("add", a.tensor, b.tensor);
+  check_norm(a.tensor, gain);
+  const Tensor place = place_of_sum(tape.rank(), b.tensor);
+  const Normed result = normalize(tape.rank(), a.tensor, gain, eps, b.tensor, place);
+  const Value sum = record_sum(tape, a, b, place);
+  return {sum, record_norm(tape, sum, gain, result)};
 }
 
 RotaryTable make_rotary_table(Rank& rank, int64_t positions, int64_t head_dim, double theta, DType dtype) {
@@ -140,11 +180,9 @@ Value swiglu(Tape& tape, const Value& gate, const Value& up) {
 
 Value add(Tape& tape, const Value& a, Value b) {
   same("add", a.tensor, b.tensor);
-  const Tensor y = b.tensor.storage_users() == 1 ? b.tensor : Tensor::empty(tape.rank(), a.tensor.shape(), a.tensor.dtype());
-  dispatch(tape.rank(), SumArgs{a.tensor.dtype(), a.tensor.elements(), a.tensor.raw(), b.tensor.raw(), y.raw()});
-  const Value inputs[] = {a, std::move(b)};
-  if (!tape.must_record(inputs, false)) return tape.constant(y);
-  return tape.record(std::make_unique<AddNode>(), inputs, y);
+  const Tensor sum = place_of_sum(tape.rank(), b.tensor);
+  dispatch(tape.rank(), SumArgs{sum.dtype(), sum.elements(), a.tensor.raw(), b.tensor.raw(), sum.raw()});
+  return record_sum(tape, a, b, sum);
 }
 
 Tensor cast(Rank& rank, const Tensor& tensor, DType dtype) {

@@ -9,6 +9,12 @@ namespace quire {
 /// Throws ShapeError.
 Value rmsnorm(Tape& tape, const Value& x, Parameter& gain, double eps);
 
+/// a + b and its normalisation, in one pass: the bits of `add` and `rmsnorm`. Works in b's memory when nobody else holds it.
+struct SumAndNorm {
+  Value sum, normed;
+};
+SumAndNorm add_rmsnorm(Tape& tape, const Value& a, Value b, Parameter& gain, double eps);
+
 /// Cosines and sines of position * theta^(-2i/head_dim), i < head_dim/2, computed in f64. [positions, head_dim/2] in the accumulator of `dtype`.
 struct RotaryTable {
   int64_t positions = 0, head_dim = 0;

@@ -97,6 +97,7 @@ struct AttentionMergeArgs {
 };
 
 /// y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), per row of `width`. rstd [rows] (A) is written for backward.
+/// Where `added` is given, x + added (of T) is written to `sum`, which may be `added`, and takes the place of x.
 struct RmsNormForwardArgs {
   static constexpr const char* op = "rmsnorm_forward";
   DType type;
@@ -104,15 +105,19 @@ struct RmsNormForwardArgs {
   double eps;
   const void* x; const void* gain;
   void* y; void* rstd;
+  const void* added = nullptr;
+  void* sum = nullptr;
 };
 
-/// dx = gradient of the above (T); dgain[width] (A) += its gradient, summed over fixed chunks of rows in fixed order.
+/// dx = gradient of the above by its (summed) input (T); dgain[width] (A) += its gradient, summed over fixed chunks of rows in fixed order.
+/// Where `so_far` (T) is given, dx is that plus the gradient, rounded once. dx may be dy or so_far.
 struct RmsNormBackwardArgs {
   static constexpr const char* op = "rmsnorm_backward";
   DType type;
   int64_t rows, width;
   const void* x; const void* gain; const void* rstd; const void* dy;
   void* dx; void* dgain;
+  const void* so_far = nullptr;
 };
 
 /// Rotary embedding in the half-split convention of the Hugging Face layout: with d = head_dim / 2,
@@ -136,6 +141,7 @@ struct SwigluForwardArgs {
   const void* gate; const void* up;
   void* y;
 };
+/// dgate may be gate, and dup may be up.
 struct SwigluBackwardArgs {
   static constexpr const char* op = "swiglu_backward";
   DType type;

@@ -29,9 +29,13 @@ class LinearNode final : public Node {
 
   void input_gradient(Tape& tape, const Tensor& grad) override {
     if (!needs(0)) return;
+    if (const Tensor sum = tape.own_gradient(input(0)); sum.defined()) {  // of another product with the same input
+      matmul(tape.rank(), grad, Transpose::no, weight_.value, Transpose::no, sum, true);
+      return;
+    }
     const Tensor dx = Tensor::empty(tape.rank(), {grad.size(0), weight_.value.size(1)}, grad.dtype());
     matmul(tape.rank(), grad, Transpose::no, weight_.value, Transpose::no, dx);
-    tape.add_gradient(input(0), dx);
+    tape.add_gradient(input(0), {dx, true});
   }
   bool has_weight_gradient() const override { return true; }
   void weight_gradient(Tape& tape, const Tensor& grad) override {

@@ -30,7 +30,6 @@ void Node::drop(For purpose) {
 Value Tape::leaf(Tensor tensor) {
   if (!recording_) return constant(std::move(tensor));
   slots_.emplace_back();
-  owned_.push_back(false);
   return {std::move(tensor), static_cast<int>(slots_.size()) - 1};
 }
 
@@ -47,26 +46,32 @@ Value Tape::record(std::unique_ptr<Node> node, std::span<const Value> inputs, Te
   return value;
 }
 
-void Tape::add_gradient(int slot, Tensor gradient) {
-  if (slot < 0) return;
-  Tensor& sum = slots_[static_cast<size_t>(slot)];
-  char& owned = owned_[static_cast<size_t>(slot)];
+void Tape::add_gradient(int slot, Gradient gradient) {
+  if (slot < 0 || !gradient.sum.defined()) return;
+  Gradient& place = slots_[static_cast<size_t>(slot)];
+  Tensor& sum = place.sum;
+  const Tensor& share = gradient.sum;
   if (!sum.defined()) {
-    sum = std::move(gradient);
-    owned = false;
+    place = std::move(gradient);
     return;
   }
-  if (!(sum.shape() == gradient.shape()) || sum.dtype() != gradient.dtype()) fail<ShapeError>("backward", "gradients {} and {} of one value", describe(sum), describe(gradient));
-  if (owned) {
-    accumulate(rank_, gradient, sum);
+  if (!(sum.shape() == share.shape()) || sum.dtype() != share.dtype()) fail<ShapeError>("backward", "gradients {} and {} of one value", describe(sum), describe(share));
+  if (place.own) {
+    accumulate(rank_, share, sum);
     return;
   }
   // The first gradient may be shared with another slot (a sum passes its own on), so the sum gets memory of its own.
   Tensor fresh = Tensor::empty(rank_, sum.shape(), sum.dtype());
-  dispatch(rank_, SumArgs{sum.dtype(), sum.elements(), sum.raw(), gradient.raw(), fresh.raw()});
-  sum = std::move(fresh);
-  owned = true;
+  dispatch(rank_, SumArgs{sum.dtype(), sum.elements(), sum.raw(), share.raw(), fresh.raw()});
+  place = {std::move(fresh), true};
 }
+
+Tensor Tape::own_gradient(int slot) const {
+  if (slot < 0 || !slots_[static_cast<size_t>(slot)].own) return {};
+  return slots_[static_cast<size_t>(slot)].sum;
+}
+
+Gradient Tape::take_gradient_so_far(int slot) { return slot < 0 ? Gradient() : std::exchange(slots_[static_cast<size_t>(slot)], Gradient()); }
 
 void Tape::backward(std::span<const Value> outputs, std::span<const Tensor> gradients, BackwardMode mode) {
   if (consumed_) fail<StateError>("backward", "called twice on one tape; there are no second derivatives, and a tape is freed as it is consumed");
@@ -82,8 +87,7 @@ void Tape::backward(std::span<const Value> outputs, std::span<const Tensor> grad
   while (!nodes_.empty()) {
     std::unique_ptr<Node> node = std::move(nodes_.back());
     nodes_.pop_back();
-    Tensor grad = std::move(slots_[static_cast<size_t>(node->output_)]);
-    slots_[static_cast<size_t>(node->output_)] = Tensor();
+    Tensor grad = take_gradient_so_far(node->output_).sum;
     if (!grad.defined()) continue;  // nothing depends on this output
     node->input_gradient(*this, grad);
     node->drop(For::input_gradient);
@@ -107,7 +111,7 @@ void Tape::backward_weights() {
 
 Tensor Tape::take_gradient(const Value& leaf) {
   if (leaf.slot < 0) fail<StateError>("tape", "this value needs no gradient");
-  return std::exchange(slots_[static_cast<size_t>(leaf.slot)], Tensor());
+  return take_gradient_so_far(leaf.slot).sum;
 }
 
 int64_t Tape::saved_bytes() const {
@@ -148,11 +152,10 @@ class RecomputeNode final : public Node {
     inner_->set_parameter_hook(tape.parameter_hook());
     const Value input = needs(0) ? inner_->leaf(saved(input_)) : inner_->constant(saved(input_));
     const Value output = body_(*inner_, input);
+    // The region goes on with what its input has collected, so that shares are added in the order in which the plain region adds them.
+    inner_->add_gradient(input.slot, tape.take_gradient_so_far(this->input(0)));
     inner_->backward(std::span(&output, 1), std::span(&grad, 1), tape.mode());
-    if (needs(0)) {
-      Tensor gradient = inner_->take_gradient(input);
-      if (gradient.defined()) tape.add_gradient(this->input(0), std::move(gradient));
-    }
+    tape.add_gradient(this->input(0), inner_->take_gradient_so_far(input.slot));
   }
   bool has_weight_gradient() const override { return true; }
   void weight_gradient(Tape& tape, const Tensor&) override {

@@ -21,6 +21,14 @@ struct Value {
   bool needs_gradient() const { return slot >= 0; }
 };
 
+/// What has been collected of a value's gradient.
+struct Gradient {
+  Tensor sum;        ///< undefined: nothing yet
+  bool own = false;  ///< made for this one place: may be added into
+  Gradient() = default;
+  Gradient(Tensor tensor, bool is_own = false) : sum(std::move(tensor)), own(is_own) {}
+};
+
 /// What a saved tensor is kept for; it is dropped when the last of these is done.
 enum class For : uint8_t { input_gradient = 1, weight_gradient = 2, both = 3 };
 
@@ -106,8 +114,13 @@ class Tape {
   /// Gradient of a leaf after backward: undefined where nothing reached it. Moves it out.
   Tensor take_gradient(const Value& leaf);
 
-  /// For nodes: adds `gradient` (contiguous) into a slot (kept by reference when it is the first; -1 is ignored).
-  void add_gradient(int slot, Tensor gradient);
+  /// For nodes: adds `gradient` (contiguous) into a slot (kept by reference when it is the first; -1, and an undefined sum, is ignored).
+  void add_gradient(int slot, Gradient gradient);
+  /// For nodes that can add their share themselves, in the pass that computes it: the slot's sum where it may be added into, else undefined.
+  /// Whether it may depends on the graph alone, never on who happens to hold memory: bits may depend on it.
+  Tensor own_gradient(int slot) const;
+  /// For nodes that compute their share plus the sum: moves it out; what they make of it is given back by `add_gradient`.
+  Gradient take_gradient_so_far(int slot);
   /// For nodes: tells that use `use` of a parameter has got this tape's contribution; calls the hook.
   void parameter_done(Parameter& parameter, int use) { if (parameter_hook_) parameter_hook_(parameter, use); }
   void set_parameter_hook(std::function<void(Parameter&, int use)> hook) { parameter_hook_ = std::move(hook); }
@@ -126,15 +139,13 @@ class Tape {
   BackwardMode mode_ = BackwardMode::full;
   struct Deferred { std::unique_ptr<Node> node; Tensor grad; };
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<Tensor> slots_;
-  std::vector<char> owned_;            ///< slot's tensor may be added into
+  std::vector<Gradient> slots_;
   std::vector<Deferred> deferred_;
   std::function<void(Parameter&, int)> parameter_hook_;
 };
 
 /// A region that keeps only its input in forward and computes itself again in backward: once, with the input gradient, keeping only
-/// what the weight gradient needs where that one is deferred. `body` must be a pure function of (tape, input); the bits are those of the plain region
-/// as long as the input is used once inside it, or nowhere outside it (else its gradients are added in another order).
+/// what the weight gradient needs where that one is deferred. `body` must be a pure function of (tape, input); the bits are those of the plain region.
 Value recompute(Tape& tape, const Value& input, std::function<Value(Tape&, const Value&)> body);
 
 /// `into += from`, equal shape and dtype.

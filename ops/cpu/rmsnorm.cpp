@@ -23,10 +23,23 @@ void forward_rows(const RmsNormForwardArgs& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.width;
     T* y = static_cast<T*>(args.y) + row * args.width;
-    const A squares = sum_of(d, args.width, [&](int64_t i, int64_t n) HWY_ATTR {
-      const auto v = load_first(d, x + i, n);
-      return hn::Mul(v, v);
-    });
+    A squares;
+    if (args.added == nullptr) {
+      squares = sum_of(d, args.width, [&](int64_t i, int64_t n) HWY_ATTR {
+        const auto v = load_first(d, x + i, n);
+        return hn::Mul(v, v);
+      });
+    } else {
+      const T* added = static_cast<const T*>(args.added) + row * args.width;
+      T* sum = static_cast<T*>(args.sum) + row * args.width;
+      squares = sum_of(d, args.width, [&](int64_t i, int64_t n) HWY_ATTR {
+        auto v = hn::Add(load_first(d, x + i, n), load_first(d, added + i, n));
+        store_first(d, v, sum + i, n);
+        if constexpr (!std::is_same_v<T, A>) v = load_first(d, sum + i, n);  // as rounded: what backward reads
+        return hn::Mul(v, v);
+      });
+      x = sum;
+    }
     const A rstd = A(1) / std::sqrt(squares / static_cast<A>(args.width) + static_cast<A>(args.eps));
     static_cast<A*>(args.rstd)[row] = rstd;
     const auto scale = hn::Set(d, rstd);
@@ -37,11 +50,12 @@ void forward_rows(const RmsNormForwardArgs& args, int64_t begin, int64_t end) {
 }
 
 /// With h = x rstd and g = dy gain: dx = rstd (g - h mean(g h)); partial [width] = sum over these rows of dy h.
-template <class T>
+template <class T, bool adds>
 void backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, AccumulatorType<T>* partial) {
   using A = AccumulatorType<T>;
   const Tag<T> d;
   const T* gain = static_cast<const T*>(args.gain);
+  const T* so_far = static_cast<const T*>(args.so_far);
   for (int64_t i = 0; i < args.width; ++i) partial[i] = A(0);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.width;
@@ -59,7 +73,9 @@ void backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, 
     for_each_vector(d, args.width, [&](int64_t i, int64_t n) HWY_ATTR {
       const auto normal = hn::Mul(load_first(d, x + i, n), scale);
       const auto g = hn::Mul(load_first(d, dy + i, n), load_first(d, gain + i, n));
-      store_first(d, hn::Mul(scale, hn::NegMulAdd(normal, mean, g)), dx + i, n);
+      auto gradient = hn::Mul(scale, hn::NegMulAdd(normal, mean, g));
+      if constexpr (adds) gradient = hn::Add(load_first(d, so_far + row * args.width + i, n), gradient);
+      store_first(d, gradient, dx + i, n);
     });
   }
 }
@@ -69,7 +85,10 @@ void rmsnorm_forward_rows(const RmsNormForwardArgs& args, int64_t begin, int64_t
 }
 void rmsnorm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, void* partial) {
   by_type(args.type, [&](auto t) HWY_ATTR {
-    backward_rows<decltype(t)>(args, begin, end, static_cast<AccumulatorType<decltype(t)>*>(partial));
+    using T = decltype(t);
+    auto* sums = static_cast<AccumulatorType<T>*>(partial);
+    if (args.so_far == nullptr) backward_rows<T, false>(args, begin, end, sums);
+    else backward_rows<T, true>(args, begin, end, sums);
   });
 }
 
@@ -127,6 +146,11 @@ void reference_forward(const RmsNormForwardArgs& args) {
   using A = AccumulatorType<T>;
   for (int64_t row = 0; row < args.rows; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.width;
+    if (args.added != nullptr) {
+      T* sum = static_cast<T*>(args.sum) + row * args.width;
+      for (int64_t i = 0; i < args.width; ++i) sum[i] = rounded<T>(read(x[i]) + read(static_cast<const T*>(args.added)[row * args.width + i]));
+      x = sum;
+    }
     A squares = 0;
     for (int64_t i = 0; i < args.width; ++i) squares += read(x[i]) * read(x[i]);
     const A rstd = A(1) / std::sqrt(squares / static_cast<A>(args.width) + static_cast<A>(args.eps));
@@ -150,8 +174,10 @@ void reference_backward(const RmsNormBackwardArgs& args) {
       dot += read(dy[i]) * read(gain[i]) * read(x[i]) * rstd;
     }
     const A mean = dot / static_cast<A>(args.width);
-    for (int64_t i = 0; i < args.width; ++i)
-      static_cast<T*>(args.dx)[row * args.width + i] = rounded<T>(rstd * (read(dy[i]) * read(gain[i]) - read(x[i]) * rstd * mean));
+    for (int64_t i = 0; i < args.width; ++i) {
+      const A so_far = args.so_far != nullptr ? read(static_cast<const T*>(args.so_far)[row * args.width + i]) : A(0);
+      static_cast<T*>(args.dx)[row * args.width + i] = rounded<T>(so_far + rstd * (read(dy[i]) * read(gain[i]) - read(x[i]) * rstd * mean));
+    }
   }
 }
 

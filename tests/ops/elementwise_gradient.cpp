@@ -79,6 +79,68 @@ BOOST_AUTO_TEST_CASE(rmsnorm_of_rows_and_of_heads) {
   BOOST_TEST(std::abs(y[1] - 40 / std::sqrt(13.0)) < 1e-14);
 }
 
+BOOST_AUTO_TEST_CASE(sum_and_norm_in_one_pass_have_the_bits_of_two) {
+  Rank rank(RankOptions{.threads = 2, .poison = true});
+  std::mt19937_64 random(21);
+  const auto of_two = [](Tape& t, const Value& a, const Value& b, Parameter& gain) {
+    const Value sum = add(t, a, b);
+    return add(t, sum, rmsnorm(t, sum, gain, 1e-5));
+  };
+  const auto of_one = [](Tape& t, const Value& a, const Value& b, Parameter& gain) {
+    const SumAndNorm both = add_rmsnorm(t, a, b, gain, 1e-5);
+    return add(t, both.sum, both.normed);
+  };
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const auto& [rows, width] : {std::tuple{1, 1}, {5, 33}, {130, 48}}) {
+      const auto tensor = [&](const Shape& shape) { return cast_of(rank, random_tensor(rank, random, shape), dtype); };
+      Parameter gain = make_parameter(rank, "gain", tensor({width}));
+      const Tensor a = tensor({rows, width}), b = tensor({rows, width}), weights = tensor({rows, width});
+      const auto run = [&](const auto& function) {
+        fill_zero(rank, gain.gradients[0]);
+        Tape tape(rank);
+        const Value x = tape.leaf(a), y = tape.leaf(b), out = function(tape, x, y, gain);
+        tape.backward(std::span(&out, 1), std::span(&weights, 1));
+        return std::vector{values_of(rank, out.tensor), values_of(rank, tape.take_gradient(x)), values_of(rank, tape.take_gradient(y)), values_of(rank, gain.gradients[0])};
+      };
+      BOOST_TEST((run(of_one) == run(of_two)), name_of(dtype));
+    }
+  Parameter gain = make_parameter(rank, "gain", random_tensor(rank, random, {9}));
+  check_gradient(rank, [&](Tape& t, std::span<const Value> in) { return of_one(t, in[0], in[1], gain); },
+                 {random_tensor(rank, random, {4, 9}), random_tensor(rank, random, {4, 9})}, {&gain});
+  check_error<ShapeError>([&] {
+    Tape tape(rank);
+    add_rmsnorm(tape, tape.leaf(random_tensor(rank, random, {2, 9})), tape.leaf(random_tensor(rank, random, {3, 9})), gain, 1e-5);
+  }, {"[add]", "(2,9) f64", "(3,9) f64"});
+}
+
+BOOST_AUTO_TEST_CASE(products_of_one_input_add_into_one_gradient) {
+  Rank rank(RankOptions{.threads = 2, .poison = true});
+  std::mt19937_64 random(22);
+  Parameter p = make_parameter(rank, "p", random_tensor(rank, random, {5, 6})), q = make_parameter(rank, "q", random_tensor(rank, random, {5, 6})),
+            gain = make_parameter(rank, "gain", random_tensor(rank, random, {6}));
+  // x is also read by a sum, whose gradient others hold too: it must not be added into, whoever comes first.
+  const auto before = [&](Tape& t, std::span<const Value> in) { return add(t, add(t, linear(t, in[0], p), linear(t, in[0], q)), in[1]); };
+  check_gradient(rank, before, {random_tensor(rank, random, {7, 6}), random_tensor(rank, random, {7, 5})}, {&p, &q});
+  Parameter square = make_parameter(rank, "square", random_tensor(rank, random, {6, 6}));
+  const auto around = [&](Tape& t, std::span<const Value> in) {
+    const Value first = linear(t, in[0], square), normed = rmsnorm(t, in[0], gain, 1e-5);
+    return add(t, add(t, first, add(t, in[0], normed)), linear(t, in[0], square));
+  };
+  check_gradient(rank, around, {random_tensor(rank, random, {7, 6})}, {&square, &gain});
+  // Three products take one tensor for their gradients, not three and two sums.
+  const Tensor x = random_tensor(rank, random, {7, 6}), weights = random_tensor(rank, random, {7, 5});
+  const auto blocks = [&](int products) {
+    Tape tape(rank);
+    const Value in = tape.leaf(x);
+    std::vector<Value> outputs;
+    for (int i = 0; i < products; ++i) outputs.push_back(linear(tape, in, p));
+    const int64_t start = rank.allocator().counters(Category::activations).blocks;
+    tape.backward(outputs, std::vector<Tensor>(outputs.size(), weights));
+    return rank.allocator().counters(Category::activations).blocks - start;
+  };
+  BOOST_TEST(blocks(3) == blocks(1));
+}
+
 BOOST_AUTO_TEST_CASE(rotary_rotates_and_its_gradient_rotates_back) {
   Rank rank(RankOptions{.threads = 2, .poison = true});
   std::mt19937_64 random(3);

@@ -128,6 +128,60 @@ BOOST_AUTO_TEST_CASE(row_alone_has_the_bits_it_has_among_others) {
   check_rows_alone<bf16>();
 }
 
+/// What is fused must have the bits of its parts, in place or not: sums are rounded to T before they are normalised, and gradients once, after they were added.
+template <class T>
+void check_fused() {
+  using A = Accumulator<T>;
+  std::mt19937_64 random(6);
+  for (const ThreadRanks& ranks : every_rank())
+    for (const auto& [rows, width] : shapes)
+      for (const char* kernel : {"vector", "reference"}) {
+        Problem<T> problem(random, rows, width);
+        const int64_t count = rows * width;
+        const std::vector<T> added = random_values<T>(random, count), so_far = random_values<T>(random, count);
+        std::vector<T> sum = problem.x;
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] = from_double<T>(static_cast<double>(static_cast<A>(to_double(sum[i])) + static_cast<A>(to_double(added[i]))));
+        Problem<T> summed = problem;
+        summed.x = sum;
+        const auto parts = summed.forward(ranks.one(), kernel);
+        const DType type = dtype_of<T>::value;
+        for (const bool in_place : {false, true}) {
+          std::vector<T> y = unwritten<T>(count), other = in_place ? added : unwritten<T>(count);
+          std::vector<A> rstd = unwritten<A>(rows);
+          run_kernel(ranks.one(), RmsNormForwardArgs{type, rows, width, eps, problem.x.data(), problem.gain.data(), y.data(), rstd.data(),
+                                                     in_place ? other.data() : added.data(), other.data()}, kernel);
+          close_output(y);
+          close_output(rstd);
+          if (!in_place) close_output(other);
+          BOOST_TEST((same_bits(other, sum) && same_bits(y, parts.y) && same_bits(rstd, parts.rstd)), kernel << " forward, in place: " << in_place);
+        }
+        const auto plain = problem.backward(ranks.one(), parts.rstd, kernel);
+        const auto backward = [&](const T* dy, const T* before, T* dx, std::vector<A>& dgain) {
+          run_kernel(ranks.one(), RmsNormBackwardArgs{type, rows, width, problem.x.data(), problem.gain.data(), parts.rstd.data(), dy, dx, dgain.data(), before}, kernel);
+          BOOST_TEST(same_bits(dgain, plain.dgain));
+        };
+        const auto fresh = [&] { return problem.dgain_before; };
+        std::vector<A> dgain = fresh();
+        std::vector<T> apart = unwritten<T>(count), over_dy = problem.dy, over_sum = so_far;
+        backward(problem.dy.data(), so_far.data(), apart.data(), dgain);
+        close_output(apart);
+        backward(over_dy.data(), so_far.data(), over_dy.data(), dgain = fresh());
+        backward(problem.dy.data(), over_sum.data(), over_sum.data(), dgain = fresh());
+        BOOST_TEST((same_bits(over_dy, apart) && same_bits(over_sum, apart)), kernel << " backward in place");
+        if constexpr (std::is_same_v<T, A>)
+          for (size_t i = 0; i < apart.size(); ++i) BOOST_REQUIRE_EQUAL(apart[i], so_far[i] + plain.dx[i]);
+        else
+          for (size_t i = 0; i < apart.size(); ++i)  // two roundings instead of one
+            BOOST_REQUIRE_SMALL(to_double(apart[i]) - (to_double(so_far[i]) + to_double(plain.dx[i])), ulp_at<T>(to_double(plain.dx[i])) + ulp_at<T>(to_double(apart[i])));
+      }
+}
+
+BOOST_AUTO_TEST_CASE(fused_sums_have_the_bits_of_their_parts_in_place_too) {
+  check_fused<double>();
+  check_fused<float>();
+  check_fused<bf16>();
+}
+
 BOOST_AUTO_TEST_CASE(gradients_are_those_of_finite_differences) {
   std::mt19937_64 random(3);
   for (const ThreadRanks& ranks : every_rank())

@@ -141,6 +141,26 @@ BOOST_AUTO_TEST_CASE(gradients_are_those_of_finite_differences) {
   }
 }
 
+template <class T>
+void check_in_place() {
+  std::mt19937_64 random(7);
+  for (const ThreadRanks& ranks : every_rank())
+    for (const char* kernel : {"vector", "reference"})
+      for (const int64_t count : {1, 7, 33, 16385}) {
+        Problem<T> problem(random, count, 3);
+        const auto apart = problem.backward(ranks.one(), kernel);
+        run_kernel(ranks.one(), SwigluBackwardArgs{dtype_of<T>::value, count, problem.gate.data(), problem.up.data(), problem.dy.data(), problem.gate.data(),
+                                                   problem.up.data()}, kernel);
+        BOOST_TEST((same_bits(problem.gate, apart.dgate) && same_bits(problem.up, apart.dup)), kernel << " " << count);
+      }
+}
+
+BOOST_AUTO_TEST_CASE(gradients_in_the_place_of_gate_and_up_have_the_same_bits) {
+  check_in_place<double>();
+  check_in_place<float>();
+  check_in_place<bf16>();
+}
+
 BOOST_AUTO_TEST_CASE(control_gate_and_up_exchanged_is_seen) {
   std::mt19937_64 random(6);
   Rank rank;

@@ -1,6 +1,7 @@
 // The tape with toy operations: order, accumulation, split backward, recomputation, memory kept, depth.
 #include "runtime/tape.h"
 
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -321,6 +322,30 @@ BOOST_AUTO_TEST_CASE(recomputed_regions_equal_plain_ones_and_keep_only_their_inp
       BOOST_TEST((run(true, nested, mode, bodies) == plain));
       BOOST_TEST(bodies == 2);  // forward, and once more in backward
     }
+}
+
+BOOST_AUTO_TEST_CASE(a_recomputed_region_adds_to_its_input_in_the_plain_order) {
+  // The input is read before the region, twice inside it, and after it; in f64 the order of four terms shows.
+  std::mt19937_64 random(5);
+  constexpr size_t size = 1000;
+  std::vector<Doubles> factors;
+  for (int i = 0; i < 4; ++i) factors.push_back(random_values(random, size));
+  const auto gradient = [&](bool recomputed, const std::array<size_t, 4>& order) {
+    Rank rank(RankOptions{.poison = true});
+    Tape t(rank);
+    const Value x = t.leaf(make(rank, Doubles(size, 1.0)));
+    const auto term = [&](Tape& tape, const Value& v, size_t i) { return product(tape, v, tape.constant(make(rank, factors[order[i]]))); };
+    const auto body = [&](Tape& in, const Value& v) {
+      const Value first = term(in, v, 1);
+      return sum(in, first, term(in, v, 2));
+    };
+    const Value before = term(t, x, 0), region = recomputed ? recompute(t, x, body) : body(t, x), after = term(t, x, 3);
+    backward(t, sum(t, sum(t, before, region), after), make(rank, Doubles(size, 1.0)));
+    return t.take_gradient(x).to_vector<double>();
+  };
+  const Doubles plain = gradient(false, {0, 1, 2, 3});
+  BOOST_TEST((gradient(true, {0, 1, 2, 3}) == plain));
+  BOOST_TEST((gradient(false, {3, 1, 2, 0}) != plain));  // the comparison sees another order
 }
 
 BOOST_AUTO_TEST_CASE(recomputation_of_regions_at_the_edges) {
