@@ -61,6 +61,15 @@ void forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, cons
                                       options.backend == AttentionBackend::dense, out.dtype() != q.dtype()});
 }
 
+void backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs, const Tensor& dout,
+              const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk, const Tensor& dv, bool overwrite) {
+  check(q, k, v, *query_runs, *key_runs, options);
+  dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
+                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
+                                       delta.raw(), dq.raw(), dq.stride(0), dk.raw(), dk.stride(0), dv.raw(), dv.stride(0),
+                                       options.backend == AttentionBackend::dense, overwrite});
+}
+
 class AttentionNode final : public Node {
  public:
   AttentionNode(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionPartial& result, DocumentRuns runs, const AttentionOptions& options)
@@ -73,8 +82,8 @@ class AttentionNode final : public Node {
     const Tensor &q = saved(q_), &k = saved(k_), &v = saved(v_);
     const Tensor delta = attention_delta(rank, saved(out_), grad, options_);
     const DType accumulator = accumulator_of(q.dtype());
-    const Tensor dq = Tensor::zeros(rank, q.shape(), accumulator), dk = Tensor::zeros(rank, k.shape(), accumulator), dv = Tensor::zeros(rank, v.shape(), accumulator);
-    attention_backward(rank, q, k, v, runs_, runs_, grad, saved(lse_), delta, options_, dq, dk, dv);
+    const Tensor dq = Tensor::empty(rank, q.shape(), accumulator), dk = Tensor::empty(rank, k.shape(), accumulator), dv = Tensor::empty(rank, v.shape(), accumulator);
+    backward(rank, q, k, v, runs_, runs_, grad, saved(lse_), delta, options_, dq, dk, dv, true);
     tape.add_gradient(input(0), cast(rank, dq, q.dtype()));
     tape.add_gradient(input(1), cast(rank, dk, k.dtype()));
     tape.add_gradient(input(2), cast(rank, dv, v.dtype()));
@@ -124,11 +133,7 @@ Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const 
 void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
                         const Tensor& dout, const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
                         const Tensor& dv) {
-  check(q, k, v, *query_runs, *key_runs, options);
-  dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
-                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
-                                       delta.raw(), dq.raw(), dq.stride(0), dk.raw(), dk.stride(0), dv.raw(), dv.stride(0),
-                                       options.backend == AttentionBackend::dense});
+  backward(rank, q, k, v, query_runs, key_runs, dout, lse, delta, options, dq, dk, dv, false);
 }
 
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options) {

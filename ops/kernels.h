@@ -74,6 +74,8 @@ struct AttentionBackwardArgs {
   void* dk; int64_t dk_row;
   void* dv; int64_t dv_row;
   bool dense = false;
+  /// dq, dk and dv hold nothing yet and are written instead of added to. Only where query_runs and key_runs are the same and cover all tokens.
+  bool overwrite = false;
 };
 
 /// delta[i, h] = sum_d out[i, h, d] * dout[i, h, d]; rows contiguous.

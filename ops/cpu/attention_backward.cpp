@@ -209,6 +209,13 @@ void add_row(const A* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to) {
   for (int64_t i = 0; i < width; ++i) to[i] += from[i];
 }
 
+/// Adds a row of sums to a gradient, or is the first to write it.
+template <class A>
+void give_row(const A* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to, bool first) {
+  if (first) std::copy_n(from, width, to);
+  else add_row(from, width, to);
+}
+
 /// Where rows of partial sums of a document's part (1 or later) begin, dk or dv.
 template <class A>
 A* partial_rows(const AttentionBackwardArgs& args, const AttentionPlan& plan, const AttentionDocument& document, int64_t part, bool values,
@@ -234,8 +241,8 @@ void give_key_gradients(const AttentionBackwardArgs& args, const AttentionDocume
         std::copy_n(dk, width, partial_dk + place);
         std::copy_n(dv, width, partial_dv + place);
       } else {
-        add_row(dk, width, static_cast<A*>(args.dk) + local[i] * args.dk_row + kv_head * width);
-        add_row(dv, width, static_cast<A*>(args.dv) + local[i] * args.dv_row + kv_head * width);
+        give_row(dk, width, static_cast<A*>(args.dk) + local[i] * args.dk_row + kv_head * width, args.overwrite);
+        give_row(dv, width, static_cast<A*>(args.dv) + local[i] * args.dv_row + kv_head * width, args.overwrite);
       }
     }
   }
@@ -255,8 +262,12 @@ void backward_rows(const AttentionBackwardArgs& args, const AttentionRows& rows,
     if (first < origin + std::min(offset + tile_keys, count) && last > origin + offset)
       backward_tile<A>(t, origin + offset, std::min(tile_keys, count - offset), offset, width, static_cast<A>(args.scale), m, pairs);
   A* dq = static_cast<A*>(args.dq);
-  for (int64_t r = 0; r < rows.count; ++r)
-    if (t.started[r / tile_rows]) add_row(m.dq + r * m.padded, width, dq + rows.local[r] * args.dq_row + rows.head[r] * width);
+  const bool written = !args.overwrite || first < origin;  // by an earlier block
+  for (int64_t r = 0; r < rows.count; ++r) {
+    A* to = dq + rows.local[r] * args.dq_row + rows.head[r] * width;
+    if (t.started[r / tile_rows]) give_row(m.dq + r * m.padded, width, to, !written);
+    else if (!written) std::fill_n(to, width, A{0});
+  }
 }
 
 template <class T, class A = accumulator_t<T>>
@@ -278,7 +289,7 @@ AttentionPairs backward_unit(const AttentionBackwardArgs& args, const AttentionP
         });
         finish_block(count, m);
       } else {
-        if (part == 0) continue;
+        if (part == 0 && !args.overwrite) continue;
         std::fill_n(m.dk, count * m.padded, A{0});
         std::fill_n(m.dv, count * m.padded, A{0});
       }

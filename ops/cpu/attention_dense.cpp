@@ -98,6 +98,13 @@ void backward(Rank& rank, const AttentionBackwardArgs& args) {
   const Mask mask{{workspace, args.query_runs, args.query_tokens}, {workspace, args.key_runs, args.key_tokens}, args.window};
   const int64_t width = args.head_dim, group = args.heads / args.kv_heads;
   std::atomic<int64_t> attended{0};
+  if (args.overwrite) {
+    for (int64_t i = 0; i < args.query_tokens; ++i) std::fill_n(static_cast<A*>(args.dq) + i * args.dq_row, args.heads * width, A{0});
+    for (int64_t j = 0; j < args.key_tokens; ++j) {
+      std::fill_n(static_cast<A*>(args.dk) + j * args.dk_row, args.kv_heads * width, A{0});
+      std::fill_n(static_cast<A*>(args.dv) + j * args.dv_row, args.kv_heads * width, A{0});
+    }
+  }
   rank.pool().parallel_for(args.kv_heads, [&](int64_t kv_head, int) {
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
       for (int64_t i = 0; i < args.query_tokens; ++i) {

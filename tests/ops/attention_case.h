@@ -126,7 +126,7 @@ std::vector<double> delta(Rank& rank, const AttentionCase& c, const std::vector<
 /// Gradients over shards, given lse and delta of the whole microbatch. `before` is what the gradients hold already.
 template <class T>
 AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, const std::vector<double>& lse,
-                           const std::vector<double>& deltas, double before = 0) {
+                           const std::vector<double>& deltas, double before = 0, bool overwrite = false) {
   using A = accumulate_t<T>;
   const Rows<T> q(c.q, queries.indices(), c.query_width()), k(c.k, keys.indices(), c.key_width()), v(c.v, keys.indices(), c.key_width());
   const Rows<T> dout(c.dout, queries.indices(), c.query_width());
@@ -142,7 +142,7 @@ AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& 
   dispatch(rank, AttentionBackwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
                                        c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
                                        dout.data.data(), dout.stride, row_lse.data(), row_delta.data(), dq.data(), c.query_width(), dk.data(), c.key_width(), dv.data(), c.key_width(),
-                                       c.dense});
+                                       c.dense, overwrite});
   return {doubles(dq), doubles(dk), doubles(dv)};
 }
 template <class T>

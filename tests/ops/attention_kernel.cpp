@@ -194,6 +194,26 @@ BOOST_AUTO_TEST_CASE(backward_adds_to_what_is_there) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(backward_may_be_the_first_to_write) {
+  std::mt19937_64 random(9);
+  for (const RankOptions& options : poisoned_ranks(2)) {
+    Rank rank(options);
+    for (int64_t window : {0, 40})
+      for (bool dense : {false, true}) {
+        AttentionCase c = random_case(random, std::vector<int64_t>{1, 30, dense ? 100 : 2500, 70}, 2, 1, 4, window);  // parts, blocks that some parts do not read
+        c.dense = dense;
+        const AttentionForward result = forward<float>(rank, c);
+        const std::vector<double> deltas = delta<float>(rank, c, result.out);
+        const double none = std::numeric_limits<double>::quiet_NaN();
+        const AttentionBackward added = backward<float>(rank, c, c.documents, c.documents, result.lse, deltas);
+        const AttentionBackward written = backward<float>(rank, c, c.documents, c.documents, result.lse, deltas, none, true);
+        BOOST_TEST((written.dq == added.dq && written.dk == added.dk && written.dv == added.dv));
+        // Control: added to what is there, it shows.
+        BOOST_TEST(std::isnan(backward<float>(rank, c, c.documents, c.documents, result.lse, deltas, none).dq[0]));
+      }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(computed_pairs_follow_useful_pairs) {
   std::mt19937_64 random(8);
   std::lognormal_distribution<double> lengths(std::log(128.0) - 0.5, 1);  // mean 128
