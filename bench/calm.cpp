@@ -23,6 +23,8 @@ Spread spread_of(std::vector<double> values) {
   return {at(0.25), at(0.5), at(0.75)};
 }
 
+std::string milliseconds(double seconds) { return fmt::format("{:.{}f} ms", 1e3 * seconds, seconds < 0.1 ? 2 : seconds < 1 ? 1 : 0); }
+
 double queued_seconds() {
   std::ifstream file("/proc/thread-self/schedstat");
   double ran = 0, waited = 0;
@@ -44,7 +46,7 @@ Measurement CalmGate::measure(size_t kind, const std::function<Measurement()>& o
     const Measurement one = once();
     best_[kind] = std::max(best_[kind], one.probe);
     if (tries == 0 || one.seconds < quickest.seconds) quickest = one;
-    const std::string found = fmt::format("{:.4g} ms", 1e3 * one.seconds);
+    const std::string found = milliseconds(one.seconds);
     if (one.probe >= quiet * best_[kind] && one.queued <= most_queued * one.seconds) {
       if (tell) tell(found);
       return one;
@@ -54,7 +56,7 @@ Measurement CalmGate::measure(size_t kind, const std::function<Measurement()>& o
     if (tell) tell(found + ", measured again: the processor was disturbed");
   }
   ++disturbed_;
-  if (tell) tell(fmt::format("{:.4g} ms, the least of {} disturbed ones", 1e3 * quickest.seconds, most_tries_));
+  if (tell) tell(fmt::format("{}, the least of {} disturbed ones", milliseconds(quickest.seconds), most_tries_));
   return quickest;
 }
 

@@ -26,6 +26,9 @@ double queued_seconds();
 /// Seconds of processor time of this thread: unlike wall time it does not count those in which another program ran.
 double thread_seconds();
 
+/// "3.21 ms", "321.0 ms", "3210 ms".
+std::string milliseconds(double seconds);
+
 /// Hears how each measurement went: "12 ms", "13 ms, measured again: the processor was disturbed".
 using Tell = std::function<void(const std::string& found)>;
 

@@ -133,7 +133,7 @@ std::string choose_variant(const StepBenchOptions& options, Peer& peer, const Sh
     if (answer["ok"]) trial.seconds = peer.number(answer, "seconds");
     else trial.reason = answer["reason"];
     tell(options, fmt::format("{} {}, {}, {}: {}", line.shape, line.documents, peer.name(), variant,
-                              trial.reason.empty() ? fmt::format("{:.4g} ms with {} layers", 1e3 * trial.seconds, std::min(trial_layers, shape.layers)) : trial.reason));
+                              trial.reason.empty() ? fmt::format("{} with {} layers", milliseconds(trial.seconds), std::min(trial_layers, shape.layers)) : trial.reason));
     line.trials.push_back(trial);
     if (trial.reason.empty() && (!best || trial.seconds < best->seconds)) best = &line.trials.back();
   }
@@ -222,7 +222,7 @@ class LineBench {
     for (const char* variant : {"dense", "dense+compile"}) {
       const nlohmann::json answer = peer.ask(request_of(shape_, rows_, options_.dtypes[0], variant, shape_.layers));
       const double seconds = answer["ok"] ? peer.number(answer, "seconds") : 0;
-      tell(options_, fmt::format("c packed, {}, {}: {}", peer.name(), variant, answer["ok"] ? fmt::format("{:.4g} ms", 1e3 * seconds) : answer["reason"].get<std::string>()));
+      tell(options_, fmt::format("c packed, {}, {}: {}", peer.name(), variant, answer["ok"] ? milliseconds(seconds) : answer["reason"].get<std::string>()));
       if (seconds > 0 && (best == 0 || seconds < best)) best = seconds;
     }
     if (best > 0) line_.dense[peer.name()] = best;

@@ -18,6 +18,9 @@ BOOST_AUTO_TEST_CASE(spreads_are_quartiles) {
   BOOST_TEST(spread_of({7}).high == 7);
   BOOST_TEST(spread_of({}).median == 0);
   BOOST_TEST(median_of({4, 1, 3, 2}) == 2.5);
+  BOOST_TEST(milliseconds(0.00321) == "3.21 ms");
+  BOOST_TEST(milliseconds(0.321) == "321.0 ms");
+  BOOST_TEST(milliseconds(11.64) == "11640 ms");
 }
 
 BOOST_AUTO_TEST_CASE(a_calm_measurement_counts_and_a_disturbed_one_is_made_again) {
