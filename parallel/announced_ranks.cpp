@@ -19,17 +19,18 @@ int number_of(const char* variable, int otherwise) {
 }  // namespace
 
 AnnouncedRanks announced_ranks() {
-  const auto announced = [](const char* size, const char* rank, const char* local_size, const char* starter) {
-    return AnnouncedRanks{number_of(size, 0), number_of(rank, 0), number_of(local_size, 0), starter};
+  const auto announced = [](const char* size, const char* rank, const char* local_size, const char* local_rank, const char* starter) {
+    return AnnouncedRanks{number_of(size, 0), number_of(rank, 0), number_of(local_size, 0), number_of(local_rank, 0), starter};
   };
   const bool slurm_step = std::getenv("SLURM_STEP_ID") != nullptr;
   if (number_of("OMPI_COMM_WORLD_SIZE", 0) > 0)
-    return announced("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI");
+    return announced("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI");
   if (number_of("PMI_SIZE", 0) > 0)
-    return announced("PMI_SIZE", "PMI_RANK", slurm_step ? "SLURM_TASKS_PER_NODE" : "MPI_LOCALNRANKS", slurm_step ? "Slurm (PMI)" : "MPICH (PMI)");
+    return announced("PMI_SIZE", "PMI_RANK", slurm_step ? "SLURM_TASKS_PER_NODE" : "MPI_LOCALNRANKS", slurm_step ? "SLURM_LOCALID" : "MPI_LOCALRANKID",
+                     slurm_step ? "Slurm (PMI)" : "MPICH (PMI)");
   // Slurm sets its own variables in batch scripts too, where nothing was started through it: only with a process manager they count.
   if (slurm_step && number_of("SLURM_NTASKS", 0) > 0 && (std::getenv("PMIX_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr))
-    return announced("SLURM_NTASKS", "SLURM_PROCID", "SLURM_TASKS_PER_NODE", "Slurm");
+    return announced("SLURM_NTASKS", "SLURM_PROCID", "SLURM_TASKS_PER_NODE", "SLURM_LOCALID", "Slurm");
   return {};
 }
 

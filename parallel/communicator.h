@@ -175,6 +175,7 @@ std::string mpi_version();
 struct AnnouncedRanks {
   int size = 0, rank = 0;
   int local_size = 0;   ///< on this machine; 0 where not announced
+  int local_rank = 0;   ///< among those on this machine
   std::string starter;  ///< for people: `Open MPI`, `MPICH or Slurm (PMI)`
 };
 AnnouncedRanks announced_ranks();

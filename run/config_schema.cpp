@@ -43,7 +43,8 @@ ConfigKey later_choices(ConfigKey key, std::vector<std::string> which, const cha
 void add_run(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("run", "dir", SLOT(run.dir), "Run folder. \"\": `runs/NAME` of the config file, below the current directory.")));
   keys.push_back(differs(number("run", "threads", SLOT(run.threads), 0, 4096, "Threads of each rank. 0: the processors this process may use, shared by the ranks on the machine.")));
-  keys.push_back(differs(text("run", "pin_threads", SLOT(run.pin_threads), "Bind each thread to a processor.")));
+  keys.push_back(differs(choice("run", "pin_threads", SLOT(run.pin_threads), {"auto", "always", "never"},
+                                "Bind each worker thread to a processor. `auto`: where the ranks on this machine have a thread for every processor.")));
   keys.push_back(differs(later_choices(choice("run", "device", SLOT(run.device), {"auto", "cpu", "cuda"}, "Where to compute."), {"cuda"},
                                        "this build has no CUDA backend")));
   keys.push_back(differs(number("run", "memory_limit", SLOT(run.memory_limit), 0, unlimited, "Bytes the run may take from the system. 0: no limit.")));

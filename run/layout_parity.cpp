@@ -134,9 +134,7 @@ StepNumbers in_layout(const Config& config, const std::shared_ptr<const Corpus>&
   StepNumbers numbers;
   std::mutex mutex;
   run_local(static_cast<int>(shape.ranks()), {}, [&](Communicator& world) {
-    RankOptions options = rank_options(config);
-    options.threads = std::max(1, options.threads / world.size());
-    Rank rank(options);
+    Rank rank(shared_rank_options(config, world.size()));
     Trainer trainer(rank, config, &world);
     LoadedStep batch = first_step(config, trainer.loader_settings(), trainer.share(), corpus);
     break_targets(broken, trainer, batch);

@@ -38,14 +38,17 @@ int usable_processors(int affinity, std::string_view cpu_max) {
   return static_cast<int>(std::clamp<int64_t>((quota + period - 1) / period, 1, allowed));
 }
 
-int usable_processors() {
+int affine_processors() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  const int affinity = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)), 1);
+}
+
+int usable_processors() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   std::string cpu_max;
   std::getline(file, cpu_max);
-  return usable_processors(affinity, cpu_max);
+  return usable_processors(affine_processors(), cpu_max);
 }
 
 int64_t resident_bytes() {

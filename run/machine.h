@@ -17,7 +17,9 @@ std::string processor_name();
 
 /// Processors that this process may use: its affinity, and the cgroup's quota where there is one. At least 1.
 int usable_processors();
-/// The same from given facts; `cpu_max` is the text of cgroup v2's cpu.max ("max 100000", "150000 100000"), "" for none.
+/// Processors of its affinity alone. At least 1.
+int affine_processors();
+/// The same as `usable_processors` from given facts; `cpu_max` is the text of cgroup v2's cpu.max ("max 100000", "150000 100000"), "" for none.
 int usable_processors(int affinity, std::string_view cpu_max);
 
 /// Bytes of physical memory that this process holds now; 0 where the system does not say.

@@ -1,11 +1,19 @@
 // What a config says about the rank that carries it out.
 #pragma once
+#include <string_view>
+
 #include "run/config.h"
 #include "runtime/rank.h"
 
 namespace quire {
 
-/// Threads (0 in the config: the processors this process may use, shared by the ranks that were started on the machine; at least 1), memory limit, instruction set and kernels of a resolved config.
+/// RankOptions::first_processor for `run.pin_threads`. `auto` binds only where the ranks on this machine have a thread for each of the processors they may use:
+/// with fewer, the system places them better, as other runs may be beside this one. A quota (`usable` below `affine`) is time, not processors.
+int first_processor(std::string_view pin_threads, int threads, int local_rank, int local_size, int usable, int affine);
+
+/// Threads (0 in the config: the processors this process may use, shared by the ranks that were started on the machine; at least 1), where they are bound, memory limit, instruction set and kernels of a resolved config.
 RankOptions rank_options(const Config& config);
+/// The same for each of `ranks` ranks that are threads of this process: they share its threads, and none is bound.
+RankOptions shared_rank_options(const Config& config, int64_t ranks);
 
 }  // namespace quire

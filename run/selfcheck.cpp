@@ -232,9 +232,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   const bool many = probed_ranks > few_ranks;
   std::unique_ptr<RanksLayout> ranks;
   if (stages.stages() > 1 || sharing.ranks > 1) {
-    RankOptions of_rank = rank_options(config);
-    of_rank.threads = std::max<int>(1, of_rank.threads / static_cast<int>(probed_ranks));
-    ranks = std::make_unique<RanksLayout>(of_rank, model, stages, forward, sharing);
+    ranks = std::make_unique<RanksLayout>(shared_rank_options(config, probed_ranks), model, stages, forward, sharing);
   }
   set_widths(report, breaks, {ranks ? ranks->name() : "single", Mesh(shape).name()});
   const bool leaks = options.broken.empty() || std::find(leaking.begin(), leaking.end(), options.broken) != leaking.end();

@@ -85,7 +85,7 @@ void Session::check_same_config() {
   if (world_.size() == 1) return;
   Config shared = config_;  // without what belongs to each rank's machine; data are compared by digest
   shared.run.threads = shared.run.memory_limit = 0;
-  shared.run.pin_threads = false;
+  shared.run.pin_threads.clear();
   shared.data.dataset_path = "data";
   if (!shared.data.eval_path.empty()) shared.data.eval_path = "held-out data";
   const std::vector<std::string> configs = world_.gather_texts(to_toml(shared));

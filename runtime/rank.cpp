@@ -17,7 +17,7 @@ std::string to_string(Device device) {
 Rank::Rank(RankOptions options)
     : options_(std::move(options)),
       allocator_(std::make_shared<Allocator>(options_.device.kind != DeviceKind::null, options_.memory_limit, options_.poison)),
-      pool_(std::make_unique<ThreadPool>(options_.threads, options_.pin_threads)),
+      pool_(std::make_unique<ThreadPool>(options_.threads, options_.first_processor)),
       stack_(std::make_unique<StepStack>(allocator_)),
       work_(std::make_unique<WorkCounters>()) {
   if (options_.device.kind == DeviceKind::cuda) fail<UnsupportedError>("device", "cuda is not part of this build; allowed: cpu");

@@ -24,7 +24,7 @@ std::string to_string(Device device);
 
 struct RankOptions {
   int threads = 1;             ///< in all, 1 or more
-  bool pin_threads = false;
+  int first_processor = -1;    ///< workers are bound to the processors after this one (ThreadPool); -1 binds none
   Device device;
   int64_t memory_limit = 0;    ///< bytes, 0 for no limit
   bool poison = false;         ///< fill new memory and workspaces with NaN (tests)

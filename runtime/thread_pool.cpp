@@ -38,12 +38,12 @@ void relax() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, bool pin) {
+ThreadPool::ThreadPool(int threads, int first_processor) {
   if (threads < 1) fail<ConfigError>("threads", "{} threads; allowed: 1 or more", threads);
   workers_.reserve(static_cast<size_t>(threads - 1));
   for (int i = 1; i < threads; ++i)
-    workers_.emplace_back([this, i, pin] {
-      if (pin) pin_to_processor(i);
+    workers_.emplace_back([this, i, first_processor] {
+      if (first_processor >= 0) pin_to_processor(first_processor + i);
       work(i);
     });
 }

@@ -15,9 +15,9 @@ namespace quire {
 /// `parallel_for` on the same pool (StateError).
 class ThreadPool {
  public:
-  /// `threads` >= 1 in total, the caller included. `pin` binds worker i (from 1) to the i-th processor this
-  /// process may use; the caller stays where it is.
-  explicit ThreadPool(int threads, bool pin = false);
+  /// `threads` >= 1 in total, the caller included. `first_processor` >= 0 binds worker i (from 1) to the (first_processor + i)-th processor this
+  /// process may use, counted from 0 and round again past the last; the caller stays where it is. -1 binds none.
+  explicit ThreadPool(int threads, int first_processor = -1);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

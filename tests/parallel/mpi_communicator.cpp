@@ -122,16 +122,18 @@ BOOST_AUTO_TEST_CASE(starters_are_recognised_by_what_they_announce) {
   const auto announced = [](const std::vector<std::pair<std::string, std::string>>& variables) {
     const Announcement announcement(variables);
     const AnnouncedRanks ranks = announced_ranks();
-    return fmt::format("{} of {}, {} here: {}", ranks.rank, ranks.size, ranks.local_size, ranks.starter);
+    return fmt::format("{} of {}, {} of {} here: {}", ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, ranks.starter);
   };
-  BOOST_TEST(announced({}) == "0 of 0, 0 here: ");
-  BOOST_TEST(announced({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}) == "3 of 4, 2 here: Open MPI");
-  BOOST_TEST(announced({{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}, {"MPI_LOCALNRANKS", "4"}}) == "1 of 4, 4 here: MPICH (PMI)");
-  BOOST_TEST(announced({{"PMI_SIZE", "8"}, {"PMI_RANK", "5"}, {"SLURM_STEP_ID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}}) == "5 of 8, 4 here: Slurm (PMI)");
-  BOOST_TEST(announced({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "5"}, {"SLURM_STEP_ID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}, {"PMIX_RANK", "5"}}) ==
-             "5 of 8, 4 here: Slurm");
-  BOOST_TEST(announced({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}}) == "0 of 0, 0 here: ");  // a batch script
-  BOOST_TEST(announced({{"OMPI_COMM_WORLD_SIZE", "many"}}) == "0 of 0, 0 here: ");
+  BOOST_TEST(announced({}) == "0 of 0, 0 of 0 here: ");
+  BOOST_TEST(announced({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}) ==
+             "3 of 4, 1 of 2 here: Open MPI");
+  BOOST_TEST(announced({{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}, {"MPI_LOCALNRANKS", "4"}, {"MPI_LOCALRANKID", "1"}}) == "1 of 4, 1 of 4 here: MPICH (PMI)");
+  BOOST_TEST(announced({{"PMI_SIZE", "8"}, {"PMI_RANK", "5"}, {"SLURM_STEP_ID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}, {"SLURM_LOCALID", "1"}}) ==
+             "5 of 8, 1 of 4 here: Slurm (PMI)");
+  BOOST_TEST(announced({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "5"}, {"SLURM_STEP_ID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}, {"SLURM_LOCALID", "1"}, {"PMIX_RANK", "5"}}) ==
+             "5 of 8, 1 of 4 here: Slurm");
+  BOOST_TEST(announced({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}}) == "0 of 0, 0 of 0 here: ");  // a batch script
+  BOOST_TEST(announced({{"OMPI_COMM_WORLD_SIZE", "many"}}) == "0 of 0, 0 of 0 here: ");
 }
 
 }  // namespace

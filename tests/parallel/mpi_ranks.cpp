@@ -107,7 +107,7 @@ void ending(Communicator& world) {
   } catch (const StateError&) {
   }
   const AnnouncedRanks announced = announced_ranks();
-  require(announced.size == world.size() && announced.rank == world.rank() && announced.local_size == world.size(), "what mpirun announces");
+  require(announced.size == world.size() && announced.rank == world.rank() && announced.local_size == world.size() && announced.local_rank == world.rank(), "what mpirun announces");
   if (world.rank() == 0)
     for (int other = 1; other < world.size(); ++other) world.send(numbered(rank, 100'000, other), other, {});
   else

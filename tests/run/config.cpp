@@ -31,7 +31,7 @@ void refused(const std::string& text, std::initializer_list<std::string> parts, 
 const std::string everything = R"([run]
 dir = "out"
 threads = 2
-pin_threads = true
+pin_threads = "always"
 device = "cpu"
 memory_limit = 1000000
 instruction_set = "avx2"

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "ops/cpu/instruction_set.h"
+#include "run/rank_options.h"
 
 using namespace quire;
 using quire::test::check_error;
@@ -14,6 +15,7 @@ BOOST_AUTO_TEST_SUITE(machine)
 
 BOOST_AUTO_TEST_CASE(processors_respect_affinity_and_quota) {
   BOOST_TEST(usable_processors(8, "") == 8);
+  BOOST_TEST(affine_processors() >= usable_processors());
   BOOST_TEST(usable_processors(8, "max 100000") == 8);
   BOOST_TEST(usable_processors(8, "200000 100000") == 2);
   BOOST_TEST(usable_processors(8, "150000 100000") == 2);
@@ -55,6 +57,16 @@ BOOST_AUTO_TEST_CASE(the_first_line_says_what_runs_where) {
   BOOST_TEST(line.find("2 threads") != std::string::npos);
   BOOST_TEST(line.find(processor_name()) != std::string::npos);
   BOOST_TEST(line.find('\n') == std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(threads_are_bound_where_a_run_has_the_machine) {
+  BOOST_TEST(first_processor("auto", 8, 0, 1, 8, 8) == 0);
+  BOOST_TEST(first_processor("auto", 4, 1, 2, 8, 8) == 4);
+  BOOST_TEST(first_processor("auto", 4, 0, 1, 8, 8) == -1);   // another run may be beside it
+  BOOST_TEST(first_processor("auto", 8, 1, 2, 8, 8) == -1);   // more threads than processors
+  BOOST_TEST(first_processor("auto", 8, 0, 1, 8, 64) == -1);  // a quota
+  BOOST_TEST(first_processor("always", 4, 2, 3, 8, 64) == 8);
+  BOOST_TEST(first_processor("never", 8, 0, 1, 8, 8) == -1);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

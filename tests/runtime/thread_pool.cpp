@@ -1,7 +1,11 @@
 // The thread pool: every chunk once, errors, polling, many short sections.
 #include "runtime/thread_pool.h"
 
+#include <sched.h>
+
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <set>
 
 #include "check.h"
@@ -26,6 +30,32 @@ BOOST_AUTO_TEST_CASE(every_chunk_runs_once_on_a_thread_of_the_pool) {
       for (const auto& count : ran) BOOST_REQUIRE_EQUAL(count.load(), 1);
     }
     pool.parallel_for(-3, [](int64_t, int) { BOOST_ERROR("a chunk of nothing"); });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(workers_are_bound_one_to_a_processor) {
+  cpu_set_t before;
+  BOOST_REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
+  const int allowed = CPU_COUNT(&before);
+  for (const int first : {-1, 0, 1, 5}) {
+    ThreadPool pool(3, first);
+    std::mutex mutex;
+    std::map<int, cpu_set_t> sets;  // by thread
+    std::atomic<int> inside{0};
+    pool.parallel_for(3, [&](int64_t, int thread) {  // each chunk waits for the two others
+      ++inside;
+      while (inside < 3) std::this_thread::yield();
+      std::lock_guard lock(mutex);
+      sched_getaffinity(0, sizeof sets[thread], &sets[thread]);
+    });
+    BOOST_TEST(CPU_EQUAL(&sets.at(0), &before));  // the caller stays where it is
+    for (const int worker : {1, 2}) {
+      BOOST_TEST(CPU_COUNT(&sets.at(worker)) == (first < 0 ? allowed : 1));
+      int place = (first + worker) % allowed, processor = 0;
+      for (; first >= 0 && processor < CPU_SETSIZE; ++processor)
+        if (CPU_ISSET(processor, &before) && place-- == 0) break;
+      BOOST_TEST((first < 0 || CPU_ISSET(processor, &sets.at(worker))));
+    }
   }
 }
 
