@@ -58,7 +58,7 @@ class Own {
  public:
   /// `wall`: wall time counts, else this thread's processor time.
   Own(const Shape& shape, const std::string& dtype, int64_t threads, bool wall, const LoadedStep& step)
-      : wall_(wall), rank_(RankOptions{.threads = static_cast<int>(threads), .pin_threads = threads > 1}), trainer_(rank_, config_of(shape, dtype)), step_(step) {
+      : wall_(wall), rank_(RankOptions{.threads = static_cast<int>(threads), .first_processor = threads > 1 ? 0 : -1}), trainer_(rank_, config_of(shape, dtype)), step_(step) {
     first_ = trainer_.step(step_);
   }
   Rank& rank() { return rank_; }
