@@ -40,15 +40,14 @@ class Own {
                                          .k = k_.data(), .k_row = kv_heads * head_dim, .v = v_.data(), .v_row = kv_heads * head_dim, .out = out_.data(),
                                          .out_row = heads * head_dim, .lse = lse_.data()});
   }
-  /// With what it needs besides its kernel: delta, and gradients that begin with zeros.
+  /// With what it needs besides its kernel: delta.
   void backward() {
-    for (std::vector<float>* each : {&dq_, &dk_, &dv_}) std::ranges::fill(*each, 0.0f);
     dispatch(rank_, AttentionDeltaArgs{.type = DType::f32, .tokens = tokens, .heads = heads, .head_dim = head_dim, .out = out_.data(), .dout = dout_.data(), .delta = delta_.data()});
     dispatch(rank_, AttentionBackwardArgs{.type = DType::f32, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .query_tokens = tokens, .key_tokens = tokens,
                                           .query_runs = documents_.runs(), .key_runs = documents_.runs(), .window = 0, .scale = 0.125, .q = q_.data(), .q_row = heads * head_dim,
                                           .k = k_.data(), .k_row = kv_heads * head_dim, .v = v_.data(), .v_row = kv_heads * head_dim, .dout = dout_.data(),
                                           .dout_row = heads * head_dim, .lse = lse_.data(), .delta = delta_.data(), .dq = dq_.data(), .dq_row = heads * head_dim,
-                                          .dk = dk_.data(), .dk_row = kv_heads * head_dim, .dv = dv_.data(), .dv_row = kv_heads * head_dim});
+                                          .dk = dk_.data(), .dk_row = kv_heads * head_dim, .dv = dv_.data(), .dv_row = kv_heads * head_dim, .overwrite = true});
   }
   Rank& rank() { return rank_; }
 
