@@ -89,7 +89,7 @@ class Program {
     ::dup2(null, STDIN_FILENO);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(err, STDERR_FILENO);
-    for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) ::signal(signal, SIG_DFL);
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGPIPE}) ::signal(signal, SIG_DFL);  // which nohup, for one, has ignored
     if (options_.largest_file) {
       ::signal(SIGXFSZ, SIG_IGN);
       const rlimit limit{*options_.largest_file, *options_.largest_file};
