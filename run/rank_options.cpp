@@ -7,8 +7,8 @@
 
 namespace quire {
 
-int first_processor(std::string_view pin_threads, int threads, int local_rank, int local_size, int usable, int affine) {
-  const bool all_taken = usable == affine && int64_t{threads} * local_size == affine;
+int first_processor(std::string_view pin_threads, int threads, int local_rank, int local_size, int affine) {
+  const bool all_taken = int64_t{threads} * local_size == affine;
   return pin_threads == "always" || (pin_threads == "auto" && all_taken) ? local_rank * threads : -1;
 }
 
@@ -17,7 +17,7 @@ RankOptions rank_options(const Config& config) {
   const AnnouncedRanks announced = announced_ranks();
   const int local_size = std::max(announced.local_size, 1), processors = usable_processors();
   options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(processors / local_size, 1);
-  options.first_processor = first_processor(config.run.pin_threads, options.threads, announced.local_rank, local_size, processors, affine_processors());
+  options.first_processor = first_processor(config.run.pin_threads, options.threads, announced.local_rank, local_size, affine_processors());
   options.memory_limit = config.run.memory_limit;
   options.instruction_set = config.run.instruction_set;
   for (const std::string& choice : config.run.kernels) {

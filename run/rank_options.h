@@ -7,9 +7,9 @@
 
 namespace quire {
 
-/// RankOptions::first_processor for `run.pin_threads`. `auto` binds only where the ranks on this machine have a thread for each of the processors they may use:
-/// with fewer, the system places them better, as other runs may be beside this one. A quota (`usable` below `affine`) is time, not processors.
-int first_processor(std::string_view pin_threads, int threads, int local_rank, int local_size, int usable, int affine);
+/// RankOptions::first_processor for `run.pin_threads`. `auto` binds only where the ranks on this machine have a thread for each of the `affine` processors:
+/// with fewer (by a quota too, which is time, not processors) the system places them better, as other runs may be beside this one.
+int first_processor(std::string_view pin_threads, int threads, int local_rank, int local_size, int affine);
 
 /// Threads (0 in the config: the processors this process may use, shared by the ranks that were started on the machine; at least 1), where they are bound, memory limit, instruction set and kernels of a resolved config.
 RankOptions rank_options(const Config& config);

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "bench/made_step.h"
 #include "run/trainer.h"
-#include "runtime/random.h"
 
 using namespace quire;
 
@@ -29,23 +29,6 @@ Config tiny_model(const std::string& precision) {
   return resolved(config);
 }
 
-/// Two rows of 96 tokens in nine documents.
-LoadedStep packed_step(int64_t vocabulary) {
-  HostBatch host;
-  constexpr int64_t lengths[] = {50, 1, 25, 17, 3, 70, 3, 20, 3};
-  host.documents = Documents::from_lengths(lengths);
-  host.rows = 2;
-  for (int64_t i = 0; i < host.documents.tokens(); ++i)
-    host.tokens.push_back(static_cast<int32_t>(random_bits(1, 0, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocabulary)));
-  host.targets = host.tokens;
-  host.valid = host.documents.tokens();
-  LoadedStep step;
-  step.plan.rows.resize(2);
-  step.plan.tokens = step.plan.valid = host.valid;
-  step.microbatches.push_back(std::move(host));
-  return step;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -59,7 +42,7 @@ int main(int argc, char** argv) try {
   }
   Rank rank(options);
   Trainer trainer(rank, tiny_model(argv[1]));
-  const LoadedStep step = packed_step(trainer.config().model.vocab_size);
+  const LoadedStep step = bench::made_step({{50, 1, 25, 17, 3}, {70, 3, 20, 3}}, trainer.config().model.vocab_size);
   trainer.step(step);  // the first one allocates
   counted_step(trainer, step);
   return 0;

@@ -60,13 +60,12 @@ BOOST_AUTO_TEST_CASE(the_first_line_says_what_runs_where) {
 }
 
 BOOST_AUTO_TEST_CASE(threads_are_bound_where_a_run_has_the_machine) {
-  BOOST_TEST(first_processor("auto", 8, 0, 1, 8, 8) == 0);
-  BOOST_TEST(first_processor("auto", 4, 1, 2, 8, 8) == 4);
-  BOOST_TEST(first_processor("auto", 4, 0, 1, 8, 8) == -1);   // another run may be beside it
-  BOOST_TEST(first_processor("auto", 8, 1, 2, 8, 8) == -1);   // more threads than processors
-  BOOST_TEST(first_processor("auto", 8, 0, 1, 8, 64) == -1);  // a quota
-  BOOST_TEST(first_processor("always", 4, 2, 3, 8, 64) == 8);
-  BOOST_TEST(first_processor("never", 8, 0, 1, 8, 8) == -1);
+  BOOST_TEST(first_processor("auto", 8, 0, 1, 8) == 0);
+  BOOST_TEST(first_processor("auto", 4, 1, 2, 8) == 4);
+  BOOST_TEST(first_processor("auto", 4, 0, 1, 8) == -1);  // another run may be beside it
+  BOOST_TEST(first_processor("auto", 8, 1, 2, 8) == -1);  // more threads than processors
+  BOOST_TEST(first_processor("always", 4, 2, 3, 64) == 8);
+  BOOST_TEST(first_processor("never", 8, 0, 1, 8) == -1);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
