@@ -1,4 +1,6 @@
 // Training through pipeline stages against one process: the same bits, whatever the schedule; and what the messages hold.
+#include <algorithm>
+
 #include "layout_run.h"
 #include "parallel/boundary_record.h"
 #include "products/product_run.h"
