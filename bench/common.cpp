@@ -8,6 +8,7 @@
 #include "ops/cpu/instruction_set.h"
 #include "run/machine.h"
 #include "runtime/error.h"
+#include "runtime/random.h"
 
 namespace quire::bench {
 
@@ -18,6 +19,12 @@ std::string today() {
   char date[32];
   std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
   return date;
+}
+
+Tensor random_numbers(Rank& rank, int64_t count, uint64_t stream) {
+  Tensor all = Tensor::empty(rank, {count}, DType::f32);
+  for (int64_t i = 0; i < count; ++i) all.data<float>()[i] = static_cast<float>(random_bits(3, stream, 0, static_cast<uint64_t>(i)) >> 40) * 0x1p-23f - 1;
+  return all;
 }
 
 void check_names(const char* option, const std::vector<std::string>& given, const std::vector<std::string>& known) {

@@ -4,13 +4,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench/common.h"
 #include "bench/kernels.h"
 #include "bench/peer.h"
 #include "bench/rows.h"
 #include "ops/kernels.h"
 #include "run/machine.h"
 #include "runtime/error.h"
-#include "runtime/random.h"
 
 namespace quire::bench {
 
@@ -21,40 +21,33 @@ constexpr int64_t tokens = 2048, heads = 8, kv_heads = 4, head_dim = 64;
 /// Buffers and arguments of one row's attention.
 class Own {
  public:
-  explicit Own(const std::vector<int64_t>& lengths) : documents_(Documents::from_lengths(lengths)) {
-    for (std::vector<float>* each : {&q_, &out_, &dout_, &dq_}) each->resize(static_cast<size_t>(tokens * heads * head_dim));
-    for (std::vector<float>* each : {&k_, &v_, &dk_, &dv_}) each->resize(static_cast<size_t>(tokens * kv_heads * head_dim));
-    lse_.resize(static_cast<size_t>(tokens * heads));
-    delta_.resize(lse_.size());
-    uint64_t stream = 0;
-    for (std::vector<float>* each : {&q_, &k_, &v_, &dout_}) {
-      for (size_t i = 0; i < each->size(); ++i) (*each)[i] = static_cast<float>(random_bits(4, stream, 0, i) >> 40) * 0x1p-23f - 1;
-      ++stream;
-    }
-  }
+  explicit Own(const std::vector<int64_t>& lengths) : documents_(Documents::from_lengths(lengths)) {}
   double pairs() const { return static_cast<double>(documents_.useful_pairs(0)); }
 
   void forward() {
     dispatch(rank_, AttentionForwardArgs{.type = DType::f32, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .query_tokens = tokens, .key_tokens = tokens,
-                                         .query_runs = documents_.runs(), .key_runs = documents_.runs(), .window = 0, .scale = 0.125, .q = q_.data(), .q_row = heads * head_dim,
-                                         .k = k_.data(), .k_row = kv_heads * head_dim, .v = v_.data(), .v_row = kv_heads * head_dim, .out = out_.data(),
-                                         .out_row = heads * head_dim, .lse = lse_.data()});
+                                         .query_runs = documents_.runs(), .key_runs = documents_.runs(), .window = 0, .scale = 0.125, .q = q_.raw(), .q_row = heads * head_dim,
+                                         .k = k_.raw(), .k_row = kv_heads * head_dim, .v = v_.raw(), .v_row = kv_heads * head_dim, .out = out_.raw(),
+                                         .out_row = heads * head_dim, .lse = lse_.raw()});
   }
   /// With what it needs besides its kernel: delta.
   void backward() {
-    dispatch(rank_, AttentionDeltaArgs{.type = DType::f32, .tokens = tokens, .heads = heads, .head_dim = head_dim, .out = out_.data(), .dout = dout_.data(), .delta = delta_.data()});
+    dispatch(rank_, AttentionDeltaArgs{.type = DType::f32, .tokens = tokens, .heads = heads, .head_dim = head_dim, .out = out_.raw(), .dout = dout_.raw(), .delta = delta_.raw()});
     dispatch(rank_, AttentionBackwardArgs{.type = DType::f32, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .query_tokens = tokens, .key_tokens = tokens,
-                                          .query_runs = documents_.runs(), .key_runs = documents_.runs(), .window = 0, .scale = 0.125, .q = q_.data(), .q_row = heads * head_dim,
-                                          .k = k_.data(), .k_row = kv_heads * head_dim, .v = v_.data(), .v_row = kv_heads * head_dim, .dout = dout_.data(),
-                                          .dout_row = heads * head_dim, .lse = lse_.data(), .delta = delta_.data(), .dq = dq_.data(), .dq_row = heads * head_dim,
-                                          .dk = dk_.data(), .dk_row = kv_heads * head_dim, .dv = dv_.data(), .dv_row = kv_heads * head_dim, .overwrite = true});
+                                          .query_runs = documents_.runs(), .key_runs = documents_.runs(), .window = 0, .scale = 0.125, .q = q_.raw(), .q_row = heads * head_dim,
+                                          .k = k_.raw(), .k_row = kv_heads * head_dim, .v = v_.raw(), .v_row = kv_heads * head_dim, .dout = dout_.raw(),
+                                          .dout_row = heads * head_dim, .lse = lse_.raw(), .delta = delta_.raw(), .dq = dq_.raw(), .dq_row = heads * head_dim,
+                                          .dk = dk_.raw(), .dk_row = kv_heads * head_dim, .dv = dv_.raw(), .dv_row = kv_heads * head_dim, .overwrite = true});
   }
   Rank& rank() { return rank_; }
 
  private:
   Rank rank_;
   Documents documents_;
-  std::vector<float> q_, k_, v_, out_, dout_, dq_, dk_, dv_, lse_, delta_;
+  static constexpr int64_t queries = tokens * heads * head_dim, keys = tokens * kv_heads * head_dim;
+  const Tensor q_ = random_numbers(rank_, queries, 0), k_ = random_numbers(rank_, keys, 1), v_ = random_numbers(rank_, keys, 2), dout_ = random_numbers(rank_, queries, 3);
+  const Tensor out_ = no_numbers(rank_, queries), dq_ = no_numbers(rank_, queries), dk_ = no_numbers(rank_, keys), dv_ = no_numbers(rank_, keys);
+  const Tensor lse_ = no_numbers(rank_, tokens * heads), delta_ = no_numbers(rank_, tokens * heads);
 };
 
 template <class F>

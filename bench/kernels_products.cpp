@@ -4,10 +4,10 @@
 #include <functional>
 
 #include "bench/blas_peers.h"
+#include "bench/common.h"
 #include "bench/kernels.h"
 #include "ops/kernels.h"
 #include "run/machine.h"
-#include "runtime/random.h"
 
 namespace quire::bench {
 
@@ -20,15 +20,9 @@ struct Layer {
 constexpr Layer layers[] = {{4096, 256, 256}, {4096, 128, 256}, {4096, 688, 256},  {4096, 256, 688},  {1024, 1024, 256},
                             {4096, 512, 512}, {4096, 1376, 512}, {4096, 512, 1376}, {512, 8192, 512}, {2048, 2048, 2048}};
 
-std::vector<float> numbers(int64_t count, uint64_t stream) {
-  std::vector<float> all(static_cast<size_t>(count));
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<float>(random_bits(3, stream, 0, i) >> 40) * 0x1p-23f - 1;
-  return all;
-}
-
-std::vector<uint16_t> narrowed(Rank& rank, const std::vector<float>& wide) {
-  std::vector<uint16_t> narrow(wide.size());
-  dispatch(rank, CastArgs{DType::f32, DType::bf16, static_cast<int64_t>(wide.size()), wide.data(), narrow.data()});
+Tensor narrowed(Rank& rank, const Tensor& wide) {
+  Tensor narrow = Tensor::empty(rank, wide.shape(), DType::bf16);
+  dispatch(rank, CastArgs{DType::f32, DType::bf16, wide.elements(), wide.raw(), narrow.raw()});
   return narrow;
 }
 
@@ -37,13 +31,12 @@ struct Form {
   std::string name;
   bool transpose_a, transpose_b;
   int64_t m, n, k;
-  const float *a, *b;          // f32
-  const uint16_t *a16, *b16;   // bf16
+  Tensor a, b, a16, b16;       // f32 and bf16
   DType narrow_result;         // weight gradients accumulate in f32
 };
 
-MatmulArgs arguments(const Form& form, DType type, DType result, const void* a, const void* b, void* c) {
-  MatmulArgs args{.type = type, .c_type = result, .m = form.m, .n = form.n, .k = form.k, .a = a, .b = b, .c = c, .c_row = form.n};
+MatmulArgs arguments(const Form& form, DType type, DType result, const Tensor& a, const Tensor& b, const Tensor& c) {
+  MatmulArgs args{.type = type, .c_type = result, .m = form.m, .n = form.n, .k = form.k, .a = a.raw(), .b = b.raw(), .c = c.raw(), .c_row = form.n};
   args.a_row = form.transpose_a ? 1 : form.k;
   args.a_col = form.transpose_a ? form.m : 1;
   args.b_row = form.transpose_b ? 1 : form.n;
@@ -69,19 +62,19 @@ void bench_products(const KernelsOptions& options, KernelsResult& result) {
   const auto has = [&](const char* dtype) { return std::ranges::find(options.dtypes, dtype) != options.dtypes.end(); };
   for (const Layer& layer : layers) {
     const auto [t, n, k] = layer;
-    const std::vector<float> x = numbers(t * k, 0), w = numbers(n * k, 1), dy = numbers(t * n, 2);
-    const std::vector<uint16_t> x16 = narrowed(rank, x), w16 = narrowed(rank, w), dy16 = narrowed(rank, dy);
-    std::vector<float> c(static_cast<size_t>(std::max({t * n, t * k, n * k})));
-    for (const Form& form : {Form{"nt", false, true, t, n, k, x.data(), w.data(), x16.data(), w16.data(), DType::bf16},
-                             Form{"nn", false, false, t, k, n, dy.data(), w.data(), dy16.data(), w16.data(), DType::bf16},
-                             Form{"tn", true, false, n, k, t, dy.data(), x.data(), dy16.data(), x16.data(), DType::f32}}) {
+    const Tensor x = random_numbers(rank, t * k, 0), w = random_numbers(rank, n * k, 1), dy = random_numbers(rank, t * n, 2);
+    const Tensor x16 = narrowed(rank, x), w16 = narrowed(rank, w), dy16 = narrowed(rank, dy);
+    const Tensor c = no_numbers(rank, std::max({t * n, t * k, n * k}));
+    for (const Form& form : {Form{"nt", false, true, t, n, k, x, w, x16, w16, DType::bf16},
+                             Form{"nn", false, false, t, k, n, dy, w, dy16, w16, DType::bf16},
+                             Form{"tn", true, false, n, k, t, dy, x, dy16, x16, DType::f32}}) {
       ProductLine line{.form = form.name, .tokens = t, .outputs = n, .inputs = k, .flops = 2.0 * static_cast<double>(t * n * k), .probe = 0, .times = {}};
       std::vector<std::pair<KernelTime, std::function<void()>>> sides;
-      if (has("f32")) sides.push_back({{.name = "quire f32"}, [&] { dispatch(rank, arguments(form, DType::f32, DType::f32, form.a, form.b, c.data())); }});
-      if (has("bf16")) sides.push_back({{.name = "quire bf16"}, [&] { dispatch(rank, arguments(form, DType::bf16, form.narrow_result, form.a16, form.b16, c.data())); }});
+      if (has("f32")) sides.push_back({{.name = "quire f32"}, [&] { dispatch(rank, arguments(form, DType::f32, DType::f32, form.a, form.b, c)); }});
+      if (has("bf16")) sides.push_back({{.name = "quire bf16"}, [&] { dispatch(rank, arguments(form, DType::bf16, form.narrow_result, form.a16, form.b16, c)); }});
       if (has("f32"))
         for (const BlasPeer& peer : peers)
-          sides.push_back({{.name = peer.name}, [&] { peer.product(form.transpose_a, form.transpose_b, form.m, form.n, form.k, form.a, form.b, c.data()); }});
+          sides.push_back({{.name = peer.name}, [&] { peer.product(form.transpose_a, form.transpose_b, form.m, form.n, form.k, form.a.data<float>(), form.b.data<float>(), c.data<float>()); }});
       const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(1e9 / line.flops));
       for (auto& side : sides) side.second();
       for (int64_t pair = 0; pair < options.pairs; ++pair) {
