@@ -1,29 +1,30 @@
 #include "parallel/schedule.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <deque>
 
+#include "parallel/zero_bubble.h"
 #include "runtime/error.h"
 
 namespace quire {
 namespace {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved_1f1b"};
+  static const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"};
   return names;
 }
 
-/// Stage s on rank s mod ranks, no actions yet.
+/// Stages where `name` wants them, no actions yet.
 PipelineSchedule empty_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches) {
-  if (ranks < 1) fail<ConfigError>("distributed.pp", "{} ranks for a pipeline, 1 or more are needed", ranks);
-  if (chunks < 1) fail<ConfigError>("distributed.pp_chunks", "{} stages per rank, 1 or more are needed", chunks);
   if (microbatches < 0) fail<ConfigError>("pipeline schedule", "{} microbatches, 0 or more can be scheduled", microbatches);
   PipelineSchedule schedule;
   schedule.name = name;
+  schedule.rank_of_stage = place_stages(name, ranks, chunks);
   schedule.ranks = ranks;
   schedule.stages = ranks * chunks;
   schedule.microbatches = microbatches;
-  for (int64_t stage = 0; stage < schedule.stages; ++stage) schedule.rank_of_stage.push_back(stage % ranks);
   schedule.actions.resize(static_cast<size_t>(ranks));
   return schedule;
 }
@@ -60,6 +61,25 @@ void drop_microbatches(std::vector<Action>& actions, int64_t microbatches) {
   std::erase_if(actions, [&](const Action& action) { return action.microbatch >= microbatches; });
 }
 
+/// Every B as I right there; a W as soon as more than `delay` are kept back.
+void split_actions(std::vector<Action>& actions, int64_t delay) {
+  std::vector<Action> all;
+  std::deque<Action> kept;
+  const auto release = [&](size_t most) {
+    for (; kept.size() > most; kept.pop_front()) all.push_back(kept.front());
+  };
+  for (Action action : actions) {
+    if (action.kind == ActionKind::backward) {
+      action.kind = ActionKind::backward_input;
+      kept.push_back({ActionKind::backward_weight, action.stage, action.microbatch});
+    }
+    all.push_back(action);
+    release(static_cast<size_t>(delay));
+  }
+  release(0);
+  actions = std::move(all);
+}
+
 int64_t next_multiple(int64_t value, int64_t of) { return (value + of - 1) / of * of; }
 
 }  // namespace
@@ -80,14 +100,30 @@ std::string describe(const PipelineSchedule& schedule) {
   return text;
 }
 
+std::vector<int64_t> place_stages(std::string_view schedule, int64_t ranks, int64_t chunks) {
+  if (ranks < 1) fail<ConfigError>("distributed.pp", "{} ranks for a pipeline, 1 or more are needed", ranks);
+  if (chunks < 1) fail<ConfigError>("distributed.pp_chunks", "{} stages per rank, 1 or more are needed", chunks);
+  std::vector<int64_t> rank_of_stage(static_cast<size_t>(ranks * chunks));
+  for (size_t stage = 0; stage < rank_of_stage.size(); ++stage) {
+    const int64_t place = static_cast<int64_t>(stage) % ranks, lap = static_cast<int64_t>(stage) / ranks;
+    rank_of_stage[stage] = schedule == "zb_v" && lap % 2 == 1 ? ranks - 1 - place : place;
+  }
+  return rank_of_stage;
+}
+
 PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches) {
   const std::vector<std::string>& names = schedule_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) {
     const std::string near = nearest(name, names);
-    fail<ConfigError>("distributed.pp_schedule", "no schedule '{}'; there are gpipe, 1f1b, interleaved_1f1b{}", name,
-                      near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
+    fail<ConfigError>("distributed.pp_schedule", "no schedule '{}'; there are {}{}", name,
+                      fmt::join(names, ", "), near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
   }
   PipelineSchedule schedule = empty_schedule(name, ranks, chunks, microbatches);
+  if (name == "zb_v") {
+    if (chunks != 2) fail<ConfigError>("distributed.pp_chunks", "{} stages per rank, zb_v has 2: down the ranks and back up", chunks);
+    schedule.actions = zero_bubble_v(ranks, microbatches);
+    return schedule;
+  }
   if (chunks > 1 && name != "interleaved_1f1b")
     fail<ConfigError>("distributed.pp_chunks", "{} stages per rank, {} has 1; interleaved_1f1b allows more", chunks, name);
   const int64_t whole = chunks > 1 ? next_multiple(microbatches, ranks) : microbatches;
@@ -108,6 +144,9 @@ PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chu
     std::vector<Action>& actions = schedule.actions[static_cast<size_t>(rank)];
     actions = in_turn(forwards, backwards, warm_up);
     drop_microbatches(actions, microbatches);
+    // A rank that starts later gets its first gradients earlier. It uses the time until the others are there for forward passes and input gradients
+    // alone, and has that many weight gradients left for the end, when the others are still at work.
+    if (name == "zb_h1") split_actions(actions, std::min(rank, std::max<int64_t>(microbatches - warm_up - 1, 0)));
   }
   return schedule;
 }
@@ -126,23 +165,7 @@ PipelineSchedule split_backward(const PipelineSchedule& schedule, int64_t delay)
   if (delay < 0) fail<ConfigError>("split_backward", "a delay of {} weight gradients, 0 or more can be kept back", delay);
   PipelineSchedule split = schedule;
   split.name += " with split backward";
-  for (std::vector<Action>& actions : split.actions) {
-    std::vector<Action> all;
-    std::deque<Action> kept;
-    const auto release = [&](size_t most) {
-      for (; kept.size() > most; kept.pop_front()) all.push_back(kept.front());
-    };
-    for (Action action : actions) {
-      if (action.kind == ActionKind::backward) {
-        action.kind = ActionKind::backward_input;
-        kept.push_back({ActionKind::backward_weight, action.stage, action.microbatch});
-      }
-      all.push_back(action);
-      release(static_cast<size_t>(delay));
-    }
-    release(0);
-    actions = std::move(all);
-  }
+  for (std::vector<Action>& actions : split.actions) split_actions(actions, delay);
   return split;
 }
 

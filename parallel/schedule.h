@@ -32,11 +32,16 @@ struct PipelineSchedule {
 /// One line per rank, `0F0,0F1,0B0,0B1`: PyTorch's compute-only CSV.
 std::string describe(const PipelineSchedule& schedule);
 
+/// The rank of each stage of a schedule [ranks * chunks]: stage s on rank s mod ranks; for zb_v down the ranks and back up, 0 1 2 2 1 0.
+/// Throws ConfigError for fewer than 1 rank or chunk.
+std::vector<int64_t> place_stages(std::string_view schedule, int64_t ranks, int64_t chunks);
+
 /// gpipe (Huang et al., 2019), 1f1b (PipeDream-Flush: Narayanan et al., 2021), interleaved_1f1b with `chunks` stages per rank (Megatron-LM: Narayanan
-/// et al., 2021; stage s on rank s mod ranks). Any number of microbatches, 0 and fewer than stages included. Each stage does the backward passes of its
+/// et al., 2021), zb_h1 (Qi et al., "Zero Bubble Pipeline Parallelism", 2023) and zb_v with two stages per rank (there, and Qi et al., "Pipeline
+/// Parallelism with Controllable Memory", 2024), the last two with split backward; stages as `place_stages` places them. Any number of microbatches, 0 and fewer than stages included. Each stage does the backward passes of its
 /// microbatches in ascending order. Throws ConfigError for an unknown name, and for chunks that the schedule can not have.
 PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches);
-/// Forward passes only, over the stages of `make_schedule`: evaluation.
+/// Forward passes only, stage s on rank s mod ranks: evaluation.
 PipelineSchedule forward_schedule(int64_t ranks, int64_t chunks, int64_t microbatches);
 /// Every B as I right there and its W as late as possible, without keeping more than `delay` of them back on a rank: for tests of split backward.
 PipelineSchedule split_backward(const PipelineSchedule& schedule, int64_t delay);

@@ -57,9 +57,16 @@ BOOST_AUTO_TEST_CASE(built_in_schedules_are_valid_and_keep_the_order_of_gradient
     BOOST_CHECK_NO_THROW(check_schedule(made));
     BOOST_TEST(keeps_gradient_order(made));
     BOOST_TEST(made.stages == made.ranks * chunks);
-    for (int64_t stage = 0; stage < made.stages; ++stage)
-      BOOST_TEST(made.rank_of_stage[static_cast<size_t>(stage)] == stage % made.ranks);
+    BOOST_TEST(made.rank_of_stage == place_stages(made.name, made.ranks, chunks));
   });
+}
+
+BOOST_AUTO_TEST_CASE(stages_are_placed_round_the_ranks_or_down_and_back_up) {
+  BOOST_TEST(place_stages("interleaved_1f1b", 3, 2) == (std::vector<int64_t>{0, 1, 2, 0, 1, 2}));
+  BOOST_TEST(place_stages("zb_h1", 3, 1) == (std::vector<int64_t>{0, 1, 2}));
+  BOOST_TEST(place_stages("zb_v", 3, 2) == (std::vector<int64_t>{0, 1, 2, 2, 1, 0}));
+  check_error<ConfigError>([] { place_stages("zb_v", 0, 2); }, {"distributed.pp", "0"});
+  check_error<ConfigError>([] { place_stages("1f1b", 2, 0); }, {"distributed.pp_chunks", "0"});
 }
 
 BOOST_AUTO_TEST_CASE(no_rank_keeps_more_in_flight_than_the_papers_say) {
@@ -68,9 +75,11 @@ BOOST_AUTO_TEST_CASE(no_rank_keeps_more_in_flight_than_the_papers_say) {
       const int64_t in_flight = most_in_flight(made, static_cast<size_t>(rank));
       if (made.name == "gpipe")
         BOOST_TEST(in_flight == made.microbatches);
+      else if (made.name == "zb_h1")
+        BOOST_TEST(in_flight <= std::min(made.microbatches, made.ranks));
       else if (chunks == 1)
         BOOST_TEST(in_flight == std::min(made.microbatches, made.ranks - rank));
-      else
+      else if (made.name == "interleaved_1f1b")
         BOOST_TEST(in_flight <= std::min(made.microbatches * chunks, 2 * (made.ranks - 1 - rank) + (chunks - 1) * made.ranks + 1));
     }
   });
@@ -90,7 +99,7 @@ BOOST_AUTO_TEST_CASE(gpipe_does_all_forwards_then_all_backwards_ascending) {
 // Narayanan et al. 2021: the bubble takes (p - 1) of m + p - 1 parts of the time, and the number of chunks divides it.
 BOOST_AUTO_TEST_CASE(bubbles_are_those_of_the_papers) {
   for_built_in_schedules([](const PipelineSchedule& made, int64_t chunks) {
-    if (made.microbatches == 0 || (chunks > 1 && made.microbatches % made.ranks != 0)) return;
+    if (is_split(made) || made.microbatches == 0 || (chunks > 1 && made.microbatches % made.ranks != 0)) return;
     for (const int64_t backward : {1, 2}) {
       const int64_t work = (1 + backward) * made.microbatches * chunks, whole = (1 + backward) * (made.ranks - 1);
       BOOST_TEST(time_of(made, 1, backward) == work + whole);  // in units of a chunk: `whole` is 1 / chunks of what it is for whole stages
@@ -98,9 +107,17 @@ BOOST_AUTO_TEST_CASE(bubbles_are_those_of_the_papers) {
   });
 }
 
+// Qi et al. 2023: with F = I = W = 1, all ranks together idle as if the last one had to wait for the first microbatch alone.
+BOOST_AUTO_TEST_CASE(zb_h1_idles_for_a_third_of_what_1f1b_does) {
+  for_built_in_schedules([](const PipelineSchedule& made, int64_t) {
+    if (made.name != "zb_h1" || made.microbatches < made.ranks) return;
+    BOOST_TEST(time_of(made, 1, 2) == 3 * made.microbatches + made.ranks - 1);
+  });
+}
+
 BOOST_AUTO_TEST_CASE(an_incomplete_group_takes_no_longer_than_a_whole_one) {
   for_built_in_schedules([](const PipelineSchedule& made, int64_t chunks) {
-    if (chunks == 1 || made.microbatches % made.ranks == 0) return;
+    if (is_split(made) || chunks == 1 || made.microbatches % made.ranks == 0) return;
     const int64_t whole = (made.microbatches / made.ranks + 1) * made.ranks;
     for (const int64_t backward : {1, 2}) {
       const int64_t time = time_of(made, 1, backward);
@@ -127,6 +144,7 @@ BOOST_AUTO_TEST_CASE(split_backward_keeps_at_most_that_many_weight_gradients_bac
   BOOST_TEST(describe(split_backward(make_schedule("1f1b", 2, 1, 3), 2)) ==
              "0F0,0F1,0I0,0F2,0I1,0I2,0W0,0W1,0W2\n1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2\n");
   for_built_in_schedules([](const PipelineSchedule& made, int64_t) {
+    if (is_split(made)) return;
     for (const int64_t delay : {0, 1, 3, 100}) {
       const PipelineSchedule split = split_backward(made, delay);
       BOOST_CHECK_NO_THROW(check_schedule(split));
@@ -168,6 +186,8 @@ BOOST_AUTO_TEST_CASE(settings_that_no_schedule_has_are_refused) {
   check_error<ConfigError>([] { make_schedule("1f1bb", 2, 1, 4); }, {"distributed.pp_schedule", "1f1bb", "did you mean 1f1b?", "gpipe"});
   check_error<ConfigError>([] { make_schedule("gpipe", 2, 2, 4); }, {"distributed.pp_chunks", "2", "gpipe", "interleaved_1f1b allows"});
   check_error<ConfigError>([] { make_schedule("1f1b", 1, 3, 4); }, {"distributed.pp_chunks", "3", "1f1b", "interleaved_1f1b allows"});
+  check_error<ConfigError>([] { make_schedule("zb_h1", 2, 2, 4); }, {"distributed.pp_chunks", "2", "zb_h1", "interleaved_1f1b allows"});
+  check_error<ConfigError>([] { make_schedule("zb_v", 2, 1, 4); }, {"distributed.pp_chunks", "1 stages", "zb_v has 2"});
   check_error<ConfigError>([] { make_schedule("interleaved_1f1b", 2, 0, 4); }, {"distributed.pp_chunks", "0"});
   check_error<ConfigError>([] { make_schedule("gpipe", 0, 1, 4); }, {"distributed.pp", "0"});
   check_error<ConfigError>([] { make_schedule("gpipe", 1, 1, -1); }, {"-1 microbatches"});

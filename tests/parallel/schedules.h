@@ -9,14 +9,27 @@
 
 namespace quire::test {
 
+/// Whether the built-in schedule can have so many stages per rank.
+inline bool has_chunks(std::string_view schedule, int64_t chunks) {
+  return schedule == "interleaved_1f1b" || chunks == (schedule == "zb_v" ? 2 : 1);
+}
+
+/// Whether a schedule has input gradients by themselves.
+inline bool is_split(const PipelineSchedule& schedule) {
+  for (const std::vector<Action>& actions : schedule.actions)
+    for (const Action& action : actions)
+      if (action.kind == ActionKind::backward_input) return true;
+  return false;
+}
+
 /// Calls `check(schedule)` for every built-in schedule of 1 to 6 ranks, 1 to 4 stages per rank and 0 to 13 microbatches.
 template <class F>
 void for_built_in_schedules(F&& check) {
   for (int64_t ranks = 1; ranks <= 6; ++ranks)
     for (int64_t chunks = 1; chunks <= 4; ++chunks)
       for (int64_t microbatches = 0; microbatches <= 13; ++microbatches)
-        for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b"})
-          if (chunks == 1 || std::string(name) == "interleaved_1f1b")
+        for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"})
+          if (has_chunks(name, chunks))
             BOOST_TEST_CONTEXT(name << ", " << ranks << " ranks, " << chunks << " chunks, " << microbatches << " microbatches")
               check(make_schedule(name, ranks, chunks, microbatches), chunks);
 }
