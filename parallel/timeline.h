@@ -36,8 +36,8 @@ struct Timeline {
   double bubble() const;
 };
 
-/// Chrome's trace event format (JSON; chrome://tracing, Perfetto): a process per rank with a thread for computations and one for what it receives; flows from the
-/// computation that sends to the one that takes.
+/// Chrome's trace event format (JSON; chrome://tracing, Perfetto): a process per rank with a thread for computations and one for what it receives (more where
+/// messages of several peers come at once); flows from the computation that sends to the one that takes.
 std::string to_chrome_trace(const Timeline& timeline);
 /// A picture: a line per rank, computations as boxes labelled with microbatches, forward, backward, input and weight gradients in a colour each (shades tell stages of a rank
 /// apart). Readable in greyscale, too.

@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "runtime/svg.h"
+
 namespace quire {
 
 namespace {
@@ -15,35 +17,10 @@ constexpr size_t most_arrows = 72;
 constexpr int64_t most_lifelines = 12, most_cells = 128, most_areas = 2048;
 constexpr const char* dashes[] = {"", "7 3", "2 3", "9 3 2 3", "4 4", "1 2", "12 4", "6 2 2 2 2 2"};
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (static_cast<unsigned char>(c) < 0x20) out += ' ';
-    else out += c;
-  }
-  return out;
-}
-
-std::string text_at(double x, double y, double size, std::string_view anchor, std::string_view text, std::string_view more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{:g}\" text-anchor=\"{}\"{}{}>{}</text>\n", x, y, size, anchor,
-                     more.empty() ? "" : " ", more, escaped(text));
-}
-
 /// With a white rim, over lines.
 std::string rimmed_text(double x, double y, double size, std::string_view anchor, std::string_view text, std::string_view more) {
-  return text_at(x, y, size, anchor, text, fmt::format("{} stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\"", more)) +
-         text_at(x, y, size, anchor, text, more);
-}
-
-/// 12,345
-std::string grouped(int64_t number) {
-  std::string digits = std::to_string(number);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(digits.begin() + at, ',');
-  return digits;
+  return svg_text(x, y, size, anchor, text, fmt::format("{} stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\"", more)) +
+         svg_text(x, y, size, anchor, text, more);
 }
 
 struct Point {
@@ -94,9 +71,9 @@ class Picture {
     std::string out = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\">\n",
         width, bottom, width, bottom);
-    out += fmt::format("<title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n", escaped(text.title));
-    out += text_at(margin, 38, 20, "start", text.title, "font-weight=\"bold\" fill=\"#222222\"");
-    out += text_at(margin, 62, 14, "start", text.subtitle, "fill=\"#444444\"");
+    out += fmt::format("<title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n", svg_escaped(text.title));
+    out += svg_text(margin, 38, 20, "start", text.title, "font-weight=\"bold\" fill=\"#222222\"");
+    out += svg_text(margin, 62, 14, "start", text.subtitle, "fill=\"#444444\"");
     return out + body_ + "</svg>\n";
   }
 
@@ -215,8 +192,8 @@ class Picture {
       areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}h{:.1f}v{:g}h{:.1f}Z", x, top, length, band - 4, -length);
       areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}v{:.1f}h{:g}v{:.1f}Z", left, y, length, band - 4, -length);
       if (length < 15) continue;
-      labels += text_at(x + length / 2, top + 13, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
-      labels += text_at(left + (band - 4) / 2, y + length / 2 + 4, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
+      labels += svg_text(x + length / 2, top + 13, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
+      labels += svg_text(left + (band - 4) / 2, y + length / 2 + 4, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
     }
     for (size_t r = 0; r < areas.size(); ++r)
       if (!areas[r].empty())
@@ -228,12 +205,12 @@ class Picture {
     for (int64_t i = 0; i <= 4; ++i) {
       const int64_t token = plan_.tokens * i / 4;
       const auto at = static_cast<double>(token);
-      body_ += text_at(left - 8, query_y(at) + (i == 0 ? 8 : i == 4 ? 0 : 4), 11, "end", grouped(token), "fill=\"#666666\"");
-      body_ += text_at(key_x(at), top - 8, 11, i == 0 ? "start" : i == 4 ? "end" : "middle", grouped(token), "fill=\"#666666\"");
+      body_ += svg_text(left - 8, query_y(at) + (i == 0 ? 8 : i == 4 ? 0 : 4), 11, "end", grouped(token), "fill=\"#666666\"");
+      body_ += svg_text(key_x(at), top - 8, 11, i == 0 ? "start" : i == 4 ? "end" : "middle", grouped(token), "fill=\"#666666\"");
     }
-    body_ += text_at(key_x(0) + side / 2, top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
+    body_ += svg_text(key_x(0) + side / 2, top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
     const double x = 30, y = query_y(0) + side / 2;
-    body_ += text_at(x, y, 12, "middle",
+    body_ += svg_text(x, y, 12, "middle",
                      plan_.exchange == ContextExchange::heads ? "queries, and the rank that holds them" : "queries, and the rank that computes them",
                      fmt::format("fill=\"#444444\" transform=\"rotate(-90 {:.1f} {:.1f})\"", x, y));
   }
@@ -263,7 +240,7 @@ class Picture {
     for (const auto& [fill, words] : entries) {
       if (words.empty()) continue;
       body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" {}/>\n", panel_x(), y, fill);
-      body_ += text_at(panel_x() + 22, y + 11.5, 12, "start", words, "fill=\"#333333\"");
+      body_ += svg_text(panel_x() + 22, y + 11.5, 12, "start", words, "fill=\"#333333\"");
       y += 20;
     }
     return y + 16;
@@ -285,7 +262,7 @@ class Picture {
   double panel() {
     double y = legend();
     if (transfers_ == 0) {
-      body_ += text_at(panel_x(), y + 10, 14, "start", "No keys travel: every document is whole on one rank.", "fill=\"#222222\"");
+      body_ += svg_text(panel_x(), y + 10, 14, "start", "No keys travel: every document is whole on one rank.", "fill=\"#222222\"");
       return y + 40;
     }
     if (as_arrows_) return arrows(y);
@@ -323,7 +300,7 @@ class Picture {
           x_of(rank), head, y, colour(rank));
       body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"20\" rx=\"4\" fill=\"{}\"/>\n", x_of(rank) - column_ / 2 + 3,
                            head - 12, column_ - 6, colour(rank));
-      body_ += text_at(x_of(rank), head + 2.5, 11, "middle", fmt::format("rank {}", rank), "fill=\"#ffffff\" font-weight=\"bold\"");
+      body_ += svg_text(x_of(rank), head + 2.5, 11, "middle", fmt::format("rank {}", rank), "fill=\"#ffffff\" font-weight=\"bold\"");
     }
     body_ += lines;
     return y + margin;
@@ -332,7 +309,7 @@ class Picture {
   double table(double y) {
     const double x = panel_x() + 30, size = cell_ * static_cast<double>(plan_.ranks);
     y += 14;
-    body_ += text_at(x, y, 13, "start", "who sends (down) to whom (across): the darker, the more rows of one layer", "fill=\"#222222\" font-weight=\"bold\"");
+    body_ += svg_text(x, y, 13, "start", "who sends (down) to whom (across): the darker, the more rows of one layer", "fill=\"#222222\" font-weight=\"bold\"");
     y += 32;
     int64_t most = 1;
     for (const ContextStep& step : steps())
@@ -346,8 +323,8 @@ class Picture {
       body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"5\" fill=\"{}\"/>\n", x + at - cell_ / 2, y - 7, cell_ - 0.5,
                            colour(rank));
       if (rank % every != 0) continue;
-      body_ += text_at(x - 10, y + at + 4, 10, "end", std::to_string(rank), "fill=\"#444444\"");
-      body_ += text_at(x + at, y - 11, 10, "middle", std::to_string(rank), "fill=\"#444444\"");
+      body_ += svg_text(x - 10, y + at + 4, 10, "end", std::to_string(rank), "fill=\"#444444\"");
+      body_ += svg_text(x + at, y - 11, 10, "middle", std::to_string(rank), "fill=\"#444444\"");
     }
     for (size_t s = 0; s < steps().size(); ++s)
       for (const KeyTransfer& transfer : steps()[s].transfers) {
@@ -366,7 +343,7 @@ class Picture {
   double totals(double y) {
     int64_t rows = 0;
     for (const ContextStep& step : steps()) rows += rows_of(step);
-    body_ += text_at(panel_x(), y + 10, 13, "start",
+    body_ += svg_text(panel_x(), y + 10, 13, "start",
                      fmt::format("{} transfers between {} ranks, {} rows of one layer", grouped(static_cast<int64_t>(transfers_)), plan_.ranks, grouped(rows)),
                      "fill=\"#222222\" font-weight=\"bold\"");
     return list_of_steps(panel_x(), y + 36);
@@ -374,7 +351,7 @@ class Picture {
 
   double list_of_steps(double x, double y) {
     constexpr size_t shown = 8;
-    for (size_t s = 0; s < std::min(shown, steps().size()); ++s, y += 17) body_ += text_at(x, y, 12, "start", step_name(s), "fill=\"#333333\"");
+    for (size_t s = 0; s < std::min(shown, steps().size()); ++s, y += 17) body_ += svg_text(x, y, 12, "start", step_name(s), "fill=\"#333333\"");
     if (steps().size() > shown) {
       int64_t rows = 0;
       size_t transfers = 0;
@@ -382,7 +359,7 @@ class Picture {
         rows += rows_of(steps()[s]);
         transfers += steps()[s].transfers.size();
       }
-      body_ += text_at(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps().size(), transfers, grouped(rows)),
+      body_ += svg_text(x, y, 12, "start", fmt::format("steps {} to {}: {} transfers, {} rows", shown + 1, steps().size(), transfers, grouped(rows)),
                        "fill=\"#333333\"");
       y += 17;
     }
