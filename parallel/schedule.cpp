@@ -16,14 +16,14 @@ const std::vector<std::string>& schedule_names() {
   return names;
 }
 
-/// Stages where `name` wants them, no actions yet.
-PipelineSchedule empty_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches) {
+/// No actions yet.
+PipelineSchedule empty_schedule(std::string_view name, int64_t ranks, std::vector<int64_t> rank_of_stage, int64_t microbatches) {
   if (microbatches < 0) fail<ConfigError>("pipeline schedule", "{} microbatches, 0 or more can be scheduled", microbatches);
   PipelineSchedule schedule;
   schedule.name = name;
-  schedule.rank_of_stage = place_stages(name, ranks, chunks);
   schedule.ranks = ranks;
-  schedule.stages = ranks * chunks;
+  schedule.stages = static_cast<int64_t>(rank_of_stage.size());
+  schedule.rank_of_stage = std::move(rank_of_stage);
   schedule.microbatches = microbatches;
   schedule.actions.resize(static_cast<size_t>(ranks));
   return schedule;
@@ -118,7 +118,7 @@ PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chu
     fail<ConfigError>("distributed.pp_schedule", "no schedule '{}'; there are {}{}", name,
                       fmt::join(names, ", "), near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
   }
-  PipelineSchedule schedule = empty_schedule(name, ranks, chunks, microbatches);
+  PipelineSchedule schedule = empty_schedule(name, ranks, place_stages(name, ranks, chunks), microbatches);
   if (name == "zb_v") {
     if (chunks != 2) fail<ConfigError>("distributed.pp_chunks", "{} stages per rank, zb_v has 2: down the ranks and back up", chunks);
     schedule.actions = zero_bubble_v(ranks, microbatches);
@@ -152,11 +152,27 @@ PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chu
 }
 
 PipelineSchedule forward_schedule(int64_t ranks, int64_t chunks, int64_t microbatches) {
-  PipelineSchedule schedule = empty_schedule("forward", ranks, chunks, microbatches);
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    std::vector<Action>& actions = schedule.actions[static_cast<size_t>(rank)];
-    actions = passes_in_groups(ActionKind::forward, rank, ranks, chunks, next_multiple(microbatches, ranks));
-    drop_microbatches(actions, microbatches);
+  return forward_schedule(place_stages("forward", ranks, chunks), ranks, microbatches);
+}
+
+PipelineSchedule forward_schedule(const std::vector<int64_t>& rank_of_stage, int64_t ranks, int64_t microbatches) {
+  for (const int64_t rank : rank_of_stage)
+    if (rank < 0 || rank >= ranks) fail<ScheduleError>("pipeline schedule", "a stage on rank {}, there are {} ranks", rank, ranks);
+  PipelineSchedule schedule = empty_schedule("forward", ranks, rank_of_stage, microbatches);
+  std::vector<std::vector<int64_t>> held(static_cast<size_t>(ranks));  // last stage first: what is nearly through goes first
+  for (int64_t stage = schedule.stages - 1; stage >= 0; --stage)
+    held[static_cast<size_t>(rank_of_stage[static_cast<size_t>(stage)])].push_back(stage);
+  std::vector<int64_t> done(rank_of_stage.size(), 0);
+  for (int64_t left = schedule.stages * microbatches; left > 0;) {
+    const std::vector<int64_t> before = done;  // of the steps before this one, in which each rank does one forward at most
+    for (size_t rank = 0; rank < held.size(); ++rank)
+      for (const int64_t stage : held[rank]) {
+        const size_t s = static_cast<size_t>(stage);
+        if (before[s] == (s == 0 ? microbatches : before[s - 1])) continue;
+        schedule.actions[rank].push_back({ActionKind::forward, stage, done[s]++});
+        --left;
+        break;
+      }
   }
   return schedule;
 }

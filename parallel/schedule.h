@@ -43,6 +43,8 @@ std::vector<int64_t> place_stages(std::string_view schedule, int64_t ranks, int6
 PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches);
 /// Forward passes only, stage s on rank s mod ranks: evaluation.
 PipelineSchedule forward_schedule(int64_t ranks, int64_t chunks, int64_t microbatches);
+/// The same over any placement of stages [stages] on the ranks 0 to `ranks` - 1. Throws ScheduleError for another rank.
+PipelineSchedule forward_schedule(const std::vector<int64_t>& rank_of_stage, int64_t ranks, int64_t microbatches);
 /// Every B as I right there and its W as late as possible, without keeping more than `delay` of them back on a rank: for tests of split backward.
 PipelineSchedule split_backward(const PipelineSchedule& schedule, int64_t delay);
 

@@ -76,7 +76,9 @@ BOOST_AUTO_TEST_CASE(no_rank_keeps_more_in_flight_than_the_papers_say) {
       if (made.name == "gpipe")
         BOOST_TEST(in_flight == made.microbatches);
       else if (made.name == "zb_h1")
-        BOOST_TEST(in_flight <= std::min(made.microbatches, made.ranks));
+        BOOST_TEST(in_flight == std::min(made.microbatches, made.ranks));
+      else if (made.name == "zb_v")
+        BOOST_TEST(in_flight <= 2 * std::min(made.microbatches, made.ranks));
       else if (chunks == 1)
         BOOST_TEST(in_flight == std::min(made.microbatches, made.ranks - rank));
       else if (made.name == "interleaved_1f1b")
@@ -115,6 +117,14 @@ BOOST_AUTO_TEST_CASE(zb_h1_idles_for_a_third_of_what_1f1b_does) {
   });
 }
 
+// Qi et al. 2024: a rank of zb_v that has begun does not wait; the last one begins when the first microbatch is there.
+BOOST_AUTO_TEST_CASE(zb_v_idles_only_until_the_first_microbatch_is_there) {
+  for_built_in_schedules([](const PipelineSchedule& made, int64_t) {
+    if (made.name != "zb_v" || made.microbatches < 2 * made.ranks - 1) return;
+    BOOST_TEST(time_of(made, 1, 2) == 6 * made.microbatches + made.ranks - 1);
+  });
+}
+
 BOOST_AUTO_TEST_CASE(an_incomplete_group_takes_no_longer_than_a_whole_one) {
   for_built_in_schedules([](const PipelineSchedule& made, int64_t chunks) {
     if (is_split(made) || chunks == 1 || made.microbatches % made.ranks == 0) return;
@@ -136,6 +146,21 @@ BOOST_AUTO_TEST_CASE(forward_schedules_fill_the_pipe_once) {
         BOOST_TEST(made.stages == ranks * chunks);
         if (microbatches > 0 && microbatches % ranks == 0) BOOST_TEST(time_of(made, 1, 1) == microbatches * chunks + ranks - 1);
       }
+}
+
+BOOST_AUTO_TEST_CASE(forward_schedules_of_any_placement_fill_the_pipe_once) {
+  BOOST_TEST(describe(forward_schedule({0, 1, 1, 0}, 2, 3)) == "0F0,0F1,0F2,3F0,3F1,3F2\n1F0,2F0,1F1,2F1,1F2,2F2\n");
+  std::mt19937_64 random(1);
+  for (int64_t ranks = 1; ranks <= 5; ++ranks)
+    for (int64_t microbatches = 0; microbatches <= 9; ++microbatches) {
+      const PipelineSchedule made = forward_schedule(place_stages("zb_v", ranks, 2), ranks, microbatches);
+      BOOST_CHECK_NO_THROW(check_schedule(made));
+      if (microbatches > ranks) BOOST_TEST(time_of(made, 1, 1) <= 2 * microbatches + 2 * ranks - 1);
+      std::vector<int64_t> placement(1 + random() % 9);
+      for (int64_t& rank : placement) rank = static_cast<int64_t>(random() % static_cast<uint64_t>(ranks));
+      BOOST_CHECK_NO_THROW(check_schedule(forward_schedule(placement, ranks, microbatches)));
+    }
+  check_error<ScheduleError>([] { forward_schedule({0, 2}, 2, 1); }, {"rank 2", "2 ranks"});
 }
 
 BOOST_AUTO_TEST_CASE(split_backward_keeps_at_most_that_many_weight_gradients_back) {
