@@ -39,10 +39,26 @@ class PipelinePass {
         forward_(pipeline.forward_) {
     // The head then adds to its weight's gradient in the order of forward passes, which must be the order of microbatches.
     if (training && forwards_ascend(program.schedule, last_stage_)) forward_.loss_gradient = work.loss_gradient;
+    if (!training || !pipeline.records_) return;
+    times_ = std::make_unique<PassTimes>();
+    times_->schedule = program.schedule.name;
+    pipeline.pass_ = this;
+  }
+  ~PipelinePass() { pipeline_.pass_ = nullptr; }
+
+  /// Messages that have arrived since the last call, where times are noted.
+  void note_arrivals() {
+    std::erase_if(under_way_, [this](const Arriving& message) {
+      const Passage& p = *message.passage;
+      if (!(is_forward(message.consumer) ? p.record_arrived.done() && p.activations_arrived.done() : p.gradient_arrived.done())) return false;
+      times_->received.push_back({message.consumer, message.peer, message.bytes, steady_nanoseconds()});
+      return true;
+    });
   }
 
   void run() {
     for (const Instruction& instruction : program_.instructions[static_cast<size_t>(pipeline_.group_.rank())]) {
+      if (times_ != nullptr) note_arrivals();
       switch (instruction.kind) {
         case InstructionKind::compute: compute(instruction.action); break;
         case InstructionKind::post_receive: post_receive(instruction.action, static_cast<int>(instruction.peer)); break;
@@ -51,6 +67,10 @@ class PipelinePass {
       }
     }
     for (const Request& sent : sends_) sent.wait();
+    if (times_ != nullptr) {
+      pipeline_.pass_ = nullptr;
+      pipeline_.times_ = std::move(*times_);
+    }
     if (pipeline_.context_ != nullptr) pipeline_.context_->finish();
   }
 
@@ -82,6 +102,7 @@ class PipelinePass {
       p.output_gradient = stream(p);
       p.gradient_arrived = group.receive(p.output_gradient, peer, label(MessageKind::activation_gradients, action));
     }
+    if (times_ != nullptr) under_way_.push_back({action, group.world_rank(peer), is_forward(action) ? p.record.bytes() + p.activations.bytes() : p.output_gradient.bytes(), &p});
   }
 
   void await(const Action& action) {
@@ -92,6 +113,7 @@ class PipelinePass {
     } else {
       p.gradient_arrived.wait();
     }
+    if (times_ != nullptr) note_arrivals();
   }
 
   /// `action` is the consumer's: what it needs was made by the stage before (a forward) or after (a backward), which is here.
@@ -101,23 +123,31 @@ class PipelinePass {
     if (is_forward(action)) {
       Passage& p = passage(action.stage - 1, action.microbatch);
       const Tensor record = make_boundary_record(rank_, {work_.step, action.stage, host(action).index}, p.microbatch.documents);
+      note_sent(action, peer, record.bytes() + p.output.tensor.bytes());
       sends_.push_back(group.send(record, peer, label(MessageKind::boundaries, action)));
       sends_.push_back(group.send(p.output.tensor, peer, label(MessageKind::activations, action)));
       if (!training_) passages_.erase({action.stage - 1, action.microbatch});
     } else {
       Passage& p = passage(action.stage + 1, action.microbatch);
+      note_sent(action, peer, p.input_gradient.bytes());
       sends_.push_back(group.send(p.input_gradient, peer, label(MessageKind::activation_gradients, action)));
       p.input_gradient = {};
     }
   }
 
+  void note_sent(const Action& consumer, int peer, int64_t bytes) {
+    if (times_ != nullptr) times_->sent.push_back({consumer, pipeline_.group_.world_rank(peer), bytes, steady_nanoseconds()});
+  }
+
   void compute(const Action& action) {
+    const int64_t begin = times_ != nullptr ? steady_nanoseconds() : 0;
     switch (action.kind) {
       case ActionKind::forward: forward(action); break;
       case ActionKind::backward: backward(action, BackwardMode::full); break;
       case ActionKind::backward_input: backward(action, BackwardMode::input_only); break;
       case ActionKind::backward_weight: backward_weight(action); break;
     }
+    if (times_ != nullptr) times_->spans.push_back({action, begin, steady_nanoseconds()});
     if (work_.between) work_.between();
   }
 
@@ -221,18 +251,18 @@ class PipelinePass {
       else if (is_here(action.stage - 1)) passage(action.stage - 1, action.microbatch).output_gradient = std::move(input_gradient);
       else p.input_gradient = std::move(input_gradient);
     }
-    if (mode == BackwardMode::full) release(p);
+    release(p);
+    if (mode == BackwardMode::full) p.tape.reset();
   }
 
   void backward_weight(const Action& action) {
     Passage& p = passage(action.stage, action.microbatch);
     p.tape->backward_weights();
-    release(p);
+    p.tape.reset();
   }
 
-  /// Everything but a gradient that is still to be sent.
+  /// Everything but a gradient that is still to be sent, and the tape: it keeps what weight gradients need that are still to come.
   void release(Passage& p) {
-    p.tape.reset();
     p.input = p.output = {};
     p.microbatch = {};
   }
@@ -246,6 +276,13 @@ class PipelinePass {
   ForwardOptions forward_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Passage>> passages_;
   std::vector<Request> sends_;
+  struct Arriving {
+    Action consumer;
+    int64_t peer = 0, bytes = 0;
+    const Passage* passage = nullptr;
+  };
+  std::unique_ptr<PassTimes> times_;  ///< nullptr: nothing is noted
+  std::vector<Arriving> under_way_;   ///< receives that are posted
 };
 
 Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward, ContextAttention* context)
@@ -262,11 +299,12 @@ void Pipeline::set_schedule(std::function<PipelineSchedule(int64_t)> make) {
 const PipelineProgram& Pipeline::training_program(int64_t microbatches) {
   auto entry = train_programs_.find(microbatches);
   if (entry == train_programs_.end()) {
-    const PipelineSchedule schedule = make_schedule_ ? make_schedule_(microbatches) : make_schedule(stages_.schedule, stages_.ranks, stages_.chunks, microbatches);
+    const PipelineSchedule schedule = make_schedule_ ? make_schedule_(microbatches) : training_schedule(stages_, microbatches);
     check_schedule(schedule);
     if (schedule.ranks != stages_.ranks || schedule.stages != stages_.stages() || schedule.microbatches != microbatches)
       fail<ScheduleError>("pipeline", "a schedule of {} ranks, {} stages and {} microbatches for {}, {} and {}", schedule.ranks, schedule.stages, schedule.microbatches,
                           stages_.ranks, stages_.stages(), microbatches);
+    if (schedule.rank_of_stage != stages_.rank_of_stage) fail<ScheduleError>("pipeline", "{}: its stages lie on other ranks than the pipeline's", schedule.name);
     entry = train_programs_.emplace(microbatches, lower(schedule)).first;
   }
   return entry->second;
@@ -279,8 +317,13 @@ void Pipeline::train(const PipelineWork& work) {
 void Pipeline::forward(const PipelineWork& work) {
   const auto count = static_cast<int64_t>(work.microbatches.size());
   auto entry = forward_programs_.find(count);
-  if (entry == forward_programs_.end()) entry = forward_programs_.emplace(count, lower(forward_schedule(stages_.ranks, stages_.chunks, count))).first;
+  if (entry == forward_programs_.end()) entry = forward_programs_.emplace(count, lower(evaluation_schedule(stages_, count))).first;
   PipelinePass(*this, work, entry->second, false).run();
+}
+
+void Pipeline::poll() {
+  group_.poll();
+  if (pass_ != nullptr) pass_->note_arrivals();
 }
 
 std::optional<BoundaryMismatch> Pipeline::take_mismatch() {
@@ -289,18 +332,19 @@ std::optional<BoundaryMismatch> Pipeline::take_mismatch() {
   return std::exchange(mismatch_, std::nullopt);
 }
 
-void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const MessageLabel& label, const std::function<void(Parameter&)>& reduce) {
+void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const PipelineStages& stages, const MessageLabel& label,
+                             const std::function<void(Parameter&)>& reduce) {
   Parameter* table = model.tied_table();
-  if (table == nullptr || group.size() == 1) return;
-  const int last = group.size() - 1;
-  if (group.rank() == 0) {
+  const int first = static_cast<int>(stages.first_rank()), last = static_cast<int>(stages.last_rank());
+  if (table == nullptr || first == last) return;
+  if (group.rank() == first) {
     group.receive(table->gradients[1], last, label).wait();
     accumulate(rank, table->gradients[1], table->gradients[0]);
     reduce(*table);
     group.send(table->gradients[0], last, label).wait();
   } else {
-    const Request sum = group.receive(table->gradients[0], 0, label);
-    group.send(table->gradients[1], 0, label).wait();
+    const Request sum = group.receive(table->gradients[0], first, label);
+    group.send(table->gradients[1], first, label).wait();
     sum.wait();
   }
 }

@@ -10,10 +10,13 @@
 #include "model/model.h"
 #include "parallel/communicator.h"
 #include "parallel/context_attention.h"
+#include "parallel/measured_times.h"
 #include "parallel/schedule.h"
 #include "parallel/stages.h"
 
 namespace quire {
+
+class PipelinePass;
 
 /// Changes what a stage received, on purpose: controls of tests and of selfcheck. It may replace the documents and what is masked with.
 class BoundaryTamper {
@@ -54,17 +57,24 @@ class Pipeline {
   Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward, ContextAttention* context = nullptr);
 
   const PipelineStages& stages() const { return stages_; }
-  bool holds_first() const { return group_.rank() == 0; }
-  bool holds_last() const { return group_.rank() == stages_.ranks - 1; }
+  bool holds_first() const { return group_.rank() == stages_.first_rank(); }
+  bool holds_last() const { return group_.rank() == stages_.last_rank(); }
 
   /// Forward and backward of every microbatch by the schedule.
   void train(const PipelineWork& work);
-  /// Makes the schedules of `train` for a number of microbatches, instead of `make_schedule`: over these stages. `train` throws ScheduleError for one that is wrong.
+  /// Makes the schedules of `train` for a number of microbatches, instead of `training_schedule`: over these stages. `train` throws ScheduleError for one that is wrong.
   void set_schedule(std::function<PipelineSchedule(int64_t microbatches)> make);
   /// What `train` walks for so many microbatches.
   const PipelineProgram& training_program(int64_t microbatches);
   /// Forward only, nothing is kept.
   void forward(const PipelineWork& work);
+
+  /// Whether passes of `train` from now on note when they compute, send and receive: a clock read for each of these, nothing where it is off.
+  void record_times(bool on) { records_ = on; }
+  /// Of the last pass that noted them; `gather_timeline` puts those of all ranks together.
+  const PassTimes& times() const { return times_; }
+  /// Lets messages progress, for the thread pool's `set_poll`; a message that has arrived is noted where times are.
+  void poll();
 
   /// The first mismatch since the last call.
   std::optional<BoundaryMismatch> take_mismatch();
@@ -85,10 +95,13 @@ class Pipeline {
   std::map<int64_t, PipelineProgram> train_programs_, forward_programs_;  ///< by microbatches
   std::optional<BoundaryMismatch> mismatch_;
   int64_t forward_pairs_ = 0;
+  bool records_ = false;
+  PassTimes times_;
+  PipelinePass* pass_ = nullptr;  ///< under way, where times are noted
 };
 
 /// Sums the two gradients of a table that the first stage embeds with and the last one has as its head, on both of them: first + last, as one process adds them.
 /// `reduce` is called in between, on the first stage: the sum over replicas. Nothing to do where one rank holds both.
-void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const MessageLabel& label, const std::function<void(Parameter&)>& reduce);
+void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const PipelineStages& stages, const MessageLabel& label, const std::function<void(Parameter&)>& reduce);
 
 }  // namespace quire

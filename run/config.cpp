@@ -177,8 +177,8 @@ class Reader {
     if (!std::visit([&](auto* value) { return assign(node, *value); }, slot))
       fail<ConfigError>(place, "{} is {}; allowed: {}", key.full_name(), found_text(node), key.allowed());
     places_[key.full_name()] = place;
-    if (key.is_path && !folder.empty())
-      if (std::string& path = *std::get<std::string*>(slot); !path.empty()) path = (std::filesystem::path(folder) / path).string();
+    if (auto* const* text = std::get_if<std::string*>(&slot); text != nullptr && !folder.empty())
+      if (std::string& path = **text; !path.empty() && key.names_file(path)) path = (std::filesystem::path(folder) / path).string();
   }
 
   std::string name_;

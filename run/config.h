@@ -75,9 +75,9 @@ struct Config {
   };
   struct Distributed {
     int64_t dp_replicate = 1, dp_shard = 1, tp = 1, pp = 1, cp = 1;
-    std::string pp_schedule = "1f1b";    ///< gpipe, 1f1b, interleaved_1f1b
-    int64_t pp_chunks = 1;               ///< stages of each pipeline rank
-    std::vector<int64_t> pp_layers;      ///< decoder layers of each stage [pp * pp_chunks]; empty = balanced by cost
+    std::string pp_schedule = "1f1b";    ///< gpipe, 1f1b, interleaved_1f1b, zb_h1, zb_v, or the path of a .csv file
+    int64_t pp_chunks = 1;               ///< stages of each pipeline rank; 2 after `resolved` for zb_v; 1 for a .csv file
+    std::vector<int64_t> pp_layers;      ///< decoder layers of each stage [stages]; empty = balanced by cost
     std::string cp_layout = "balanced";  ///< auto, contiguous, zigzag, balanced
     std::string cp_exchange = "ring";    ///< auto, ring, gather, heads
     double watchdog_seconds = 600;       ///< longest wait for one message
@@ -91,6 +91,7 @@ struct Config {
   };
   struct Metrics {
     int64_t log_interval = 10;           ///< steps
+    bool trace = false;                  ///< times of logged steps' computations and transfers go into the run folder
     bool operator==(const Metrics&) const = default;
   };
   struct Eval {
@@ -112,8 +113,10 @@ struct Config {
 
   /// Microbatches of one step. Requires a resolved config.
   int64_t microbatches() const { return train.global_batch_size / train.microbatch_size; }
-  /// Stages of the pipeline.
-  int64_t stages() const { return distributed.pp * distributed.pp_chunks; }
+  /// Whether the user's own schedule is asked for, a .csv file.
+  bool has_schedule_file() const { return distributed.pp_schedule.ends_with(".csv"); }
+  /// Microbatches of the replica that has most of them. Requires a resolved config.
+  int64_t microbatches_of_replica() const { return (microbatches() + distributed.dp_replicate * distributed.dp_shard - 1) / (distributed.dp_replicate * distributed.dp_shard); }
   /// The type of weights and activations.
   DType dtype() const { return dtype_from(train.mixed_precision); }
   bool operator==(const Config&) const = default;
@@ -128,8 +131,8 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 Config parse_config(std::string_view text, const std::string& name, const std::string& folder = {},
                     const std::vector<std::string>& overrides = {});
 
-/// Checks ranges, choices and contradictions, and fills what depends on other keys: batch sizes, the model's defaults, paths made absolute.
-/// Resolving twice changes nothing. Throws ConfigError.
+/// Checks ranges, choices and contradictions, and fills what depends on other keys: batch sizes, the model's defaults, paths made absolute. A schedule in a file is read
+/// and checked. Resolving twice changes nothing. Throws ConfigError, and ScheduleError and FileError about such a file.
 Config resolved(Config config);
 
 /// The arrangement of ranks that a resolved config asks for; dp counts replicas.

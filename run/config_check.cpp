@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "parallel/context_attention.h"
+#include "parallel/schedule_csv.h"
 #include "run/config_schema.h"
 #include "runtime/error.h"
 
@@ -37,6 +38,7 @@ bool slot_in_range(const ConfigKey& key, const ConfigSlot& slot) {
 }
 
 void check_choice(const ConfigKey& key, const std::string& value, const std::string& place) {
+  if (key.names_file(value)) return;
   for (const std::string& choice : key.later_choices)
     if (value == choice) fail<ConfigError>(place, "{} is {}: {}; allowed: {}", key.full_name(), toml_text(value), key.later, key.allowed());
   if (key.choices.empty() || std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end()) return;
@@ -90,14 +92,55 @@ void check_schedule(const Config& config, const ConfigPlaces& places, const std:
                       "scheduler.name", s.decay_steps);
 }
 
-/// Layers on stages. Needs the resolved model.
-void check_pipeline(const Config& config, const ConfigPlaces& places, const std::string& name) {
+/// The stages of each rank, where the schedule is built in.
+void check_chunks(Config& config, const ConfigPlaces& places, const std::string& name) {
+  Config::Distributed& d = config.distributed;
+  const std::string place = place_of(places, "distributed.pp_chunks", name);
+  const bool given = places.contains("distributed.pp_chunks") || d.pp_chunks != Config::Distributed{}.pp_chunks;
+  if (d.pp_schedule == "zb_v") {
+    if (given && d.pp_chunks != 2)
+      fail<ConfigError>(place, "distributed.pp_chunks is {} but distributed.pp_schedule is \"zb_v\", which has 2 stages on each rank, one on the way there and one on the way back; allowed: 2, or leave it out",
+                        d.pp_chunks);
+    d.pp_chunks = 2;
+  } else if (d.pp_chunks > 1 && d.pp_schedule != "interleaved_1f1b") {
+    fail<ConfigError>(place, "distributed.pp_chunks is {} but distributed.pp_schedule is {}; allowed: 1, or distributed.pp_schedule = \"interleaved_1f1b\"", d.pp_chunks,
+                      toml_text(d.pp_schedule));
+  }
+}
+
+/// Whether a user's own schedule fits the run. Returns its number of stages.
+int64_t check_schedule_file(const Config& config, const ConfigPlaces& places, const std::string& name) {
   const Config::Distributed& d = config.distributed;
-  const int64_t layers = config.model.n_layers, stages = config.stages();
   const auto place = [&](const char* key) { return place_of(places, key, name); };
-  if (d.pp_chunks > 1 && d.pp_schedule != "interleaved_1f1b")
-    fail<ConfigError>(place("distributed.pp_chunks"), "distributed.pp_chunks is {} but distributed.pp_schedule is {}; allowed: 1, or "
-                      "distributed.pp_schedule = \"interleaved_1f1b\"", d.pp_chunks, toml_text(d.pp_schedule));
+  const std::string where = place("distributed.pp_schedule"), file = std::filesystem::absolute(d.pp_schedule).lexically_normal().string();
+  fail<ConfigError>(where, "{}: schedules in files are not there yet", file);
+  const PipelineSchedule schedule;
+  if (d.pp_chunks > 1 && d.pp_chunks * schedule.ranks != schedule.stages)
+    fail<ConfigError>(place("distributed.pp_chunks"), "distributed.pp_chunks is {} but {} has {} stages on {} ranks; allowed: leave it out, the file says where stages lie", d.pp_chunks, file,
+                      schedule.stages, schedule.ranks);
+  if (schedule.ranks != d.pp)
+    fail<ConfigError>(places.contains("distributed.pp") ? place("distributed.pp") : where, "distributed.pp is {} but {} has {} ranks (lines); allowed: distributed.pp = {}, or another schedule", d.pp,
+                      file, schedule.ranks, schedule.ranks);
+  for (int64_t rank = 0; rank < schedule.ranks; ++rank)
+    if (std::find(schedule.rank_of_stage.begin(), schedule.rank_of_stage.end(), rank) == schedule.rank_of_stage.end())
+      fail<ConfigError>(where, "{}:{}: rank {} has no stage; allowed: one or more on each rank", file, rank + 1, rank);
+  if (schedule.stages > config.model.n_layers)
+    fail<ConfigError>(where, "more stages than layers: {} has {} stages but model.n_layers is {}; allowed: {} stages or fewer", file, schedule.stages, config.model.n_layers, config.model.n_layers);
+  if (schedule.microbatches != config.microbatches_of_replica()) {
+    const int64_t replicas = d.dp_replicate * d.dp_shard;
+    fail<ConfigError>(where, "{} has {} microbatches but a step has {}{}; allowed: as many in both (train.global_batch_size = {} rows, train.microbatch_size = {})", file, schedule.microbatches,
+                      config.microbatches_of_replica(), replicas > 1 ? fmt::format(" on each of {} replicas", replicas) : "", config.train.global_batch_size, config.train.microbatch_size);
+  }
+  return schedule.stages;
+}
+
+/// Layers on stages. Needs the resolved model and batch.
+void check_pipeline(Config& config, const ConfigPlaces& places, const std::string& name) {
+  const Config::Distributed& d = config.distributed;
+  const auto place = [&](const char* key) { return place_of(places, key, name); };
+  const bool file = config.has_schedule_file();
+  if (!file) check_chunks(config, places, name);
+  const int64_t layers = config.model.n_layers, stages = file ? check_schedule_file(config, places, name) : d.pp * d.pp_chunks;
   if (stages > layers) {
     const std::string product = d.pp_chunks > 1 ? fmt::format("distributed.pp = {} x distributed.pp_chunks = {} makes {} stages", d.pp, d.pp_chunks, stages)
                                                 : fmt::format("distributed.pp is {}", d.pp);
@@ -110,8 +153,8 @@ void check_pipeline(const Config& config, const ConfigPlaces& places, const std:
                                         shown < d.pp_layers.size() ? ", ..." : "");
   const std::string where = place("distributed.pp_layers");
   if (static_cast<int64_t>(d.pp_layers.size()) != stages)
-    fail<ConfigError>(where, "{}, {} stages, but distributed.pp = {} x distributed.pp_chunks = {} makes {}; allowed: one number per stage, or none at all",
-                      given, d.pp_layers.size(), d.pp, d.pp_chunks, stages);
+    fail<ConfigError>(where, "{}, {} stages, but {}; allowed: one number per stage, or none at all", given, d.pp_layers.size(),
+                      file ? fmt::format("{} has {}", d.pp_schedule, stages) : fmt::format("distributed.pp = {} x distributed.pp_chunks = {} makes {}", d.pp, d.pp_chunks, stages));
   int64_t sum = 0;
   for (const int64_t count : d.pp_layers) sum += count;
   if (sum != layers)
@@ -208,8 +251,9 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {
     const ConfigSlot slot = key.slot(config);
-    if (!key.is_path) continue;
-    std::string& path = *std::get<std::string*>(slot);
+    auto* const* text = std::get_if<std::string*>(&slot);
+    if (text == nullptr || !key.names_file(**text)) continue;
+    std::string& path = **text;
     if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
   }
 }

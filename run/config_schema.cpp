@@ -30,6 +30,7 @@ ConfigKey path(const char* section, const char* name, Slot slot, const char* doc
 ConfigKey above(ConfigKey key) { key.above_least = true; return key; }
 ConfigKey below(ConfigKey key) { key.below_most = true; return key; }
 ConfigKey differs(ConfigKey key) { key.may_differ = true; return key; }
+ConfigKey or_file(ConfigKey key, const char* ending) { key.file_ending = ending; return key; }
 ConfigKey alias(ConfigKey key) { key.stored = false; return key; }
 ConfigKey later(ConfigKey key, const char* why) { key.later = why; return key; }
 ConfigKey later_choices(ConfigKey key, std::vector<std::string> which, const char* why) {
@@ -141,13 +142,15 @@ void add_distributed(std::vector<ConfigKey>& keys) {
   add(later(number("distributed", "tp", SLOT(distributed.tp), 1, most_count, "Tensor parallel ranks."), "tensor parallelism is not there yet"));
   add(number("distributed", "pp", SLOT(distributed.pp), 1, most_count, "Pipeline ranks."));
   add(number("distributed", "cp", SLOT(distributed.cp), 1, most_count, "Context parallel ranks: they share each microbatch's tokens. At most `train.seq_len`."));
-  add(later_choices(choice("distributed", "pp_schedule", SLOT(distributed.pp_schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"},
-                           "Order of the pipeline's forward and backward passes."),
-                    {"zb_h1", "zb_v"}, "zero-bubble schedules are not there yet"));
+  add(or_file(choice("distributed", "pp_schedule", SLOT(distributed.pp_schedule), {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"},
+                     "Order of the pipeline's forward and backward passes. `zb_h1` and `zb_v` compute weight gradients apart, in what would be idle time (Qi et al., 2023 and 2024). A file holds your own schedule in "
+                     "PyTorch's compute-only notation: a line for each of the `pp` ranks, `2F0` stage 2, forward, microbatch 0; `0B3` backward; `1I2` input gradients; `1W2` weight gradients. Its stages are at most "
+                     "`model.n_layers`, its microbatches those of a step and replica; a step at the end of the data leaves out those that it lacks."),
+              ".csv"));
   add(number("distributed", "pp_chunks", SLOT(distributed.pp_chunks), 1, most_count,
-             "Stages of each pipeline rank; more than 1 only with interleaved_1f1b. `pp * pp_chunks` is at most `model.n_layers`."));
+             "Stages of each pipeline rank. interleaved_1f1b takes any number, zb_v has 2 (left out or not), others have 1; a file says it itself. `pp * pp_chunks` is at most `model.n_layers`."));
   add(number("distributed", "pp_layers", SLOT(distributed.pp_layers), 0, 1 << 14,
-             "Decoder layers of each of the `pp * pp_chunks` stages; the first also holds the embedding, the last one norm and head. Empty: balanced by cost."));
+             "Decoder layers of each stage; the first also holds the embedding, the last one norm and head. Empty: balanced by cost."));
   add(choice("distributed", "cp_layout", SLOT(distributed.cp_layout), {"auto", "contiguous", "zigzag", "balanced"},
              "Who holds which tokens. `contiguous`: equal parts in order; `zigzag`: two parts each, from both ends; `balanced`: planned over the documents, so that work and tokens are "
              "equal and least is sent; `auto`: what is fastest, to within 3 %, by the plans' costs and this machine's speeds, measured once and kept in `choices.json`."));
@@ -164,6 +167,9 @@ void add_rest(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(number("checkpoint", "keep_last_n", SLOT(checkpoint.keep_last_n), 0, most_count, "Checkpoints kept. 0: all.")));
   keys.push_back(differs(path("checkpoint", "load_path", SLOT(checkpoint.load_path), "Where the first weights come from (a run folder, a checkpoint or a Hugging Face folder) where the run folder has no checkpoint; steps, optimizer and data start anew.")));
   keys.push_back(differs(number("metrics", "log_interval", SLOT(metrics.log_interval), 1, most_count, "Steps between logged lines.")));
+  keys.push_back(differs(text("metrics", "trace", SLOT(metrics.trace),
+                              "Measures when each rank computes and receives what in a training step, and keeps it for the first and the logged steps (the last 20 of them) in `traces/step-NNNNNN.json` of the "
+                              "run folder: Chrome's trace format, for Perfetto or chrome://tracing. Ranks on one machine share a clock; those of other machines are set by pings when the run starts.")));
   keys.push_back(differs(number("eval", "interval", SLOT(eval.interval), 0, most_count, "Steps between evaluations. 0: only at the end.")));
   keys.push_back(differs(number("eval", "steps", SLOT(eval.steps), 0, most_count, "Batches of an evaluation. 0: all held-out documents.")));
 }
@@ -239,6 +245,7 @@ std::string ConfigKey::allowed() const {
       for (const std::string& choice : choices)
         if (std::find(later_choices.begin(), later_choices.end(), choice) == later_choices.end()) now.push_back(toml_text(choice));
       std::string list;
+      if (!file_ending.empty()) now.push_back("a path that ends in " + file_ending);
       for (size_t i = 0; i < now.size(); ++i) list += (i == 0 ? "" : i + 1 == now.size() ? " or " : ", ") + now[i];
       return list;
     }

@@ -22,11 +22,14 @@ struct ConfigKey {
   bool above_least = false, below_most = false;  ///< the bounds themselves are not allowed
   std::vector<std::string> choices = {};   ///< of texts; empty = any text
   bool is_path = false;
+  std::string file_ending = {};            ///< besides the choices, the path of a file that ends so; "" = none
   bool may_differ = false;                 ///< when a run is resumed
   bool stored = true;                      ///< false for another name of a stored key
   std::string later = {};                  ///< why only the default is accepted for now; "" = every allowed value works
   std::vector<std::string> later_choices = {};  ///< choices that are known but refused for now
 
+  /// Whether a value is a path, which is relative to the config.
+  bool names_file(std::string_view value) const { return is_path || (!file_ending.empty() && value.ends_with(file_ending)); }
   std::string full_name() const { return section + "." + name; }
   std::string type_name() const;           ///< integer, number, true or false, text, path, list of ...
   std::string allowed() const;             ///< "an integer of 1 or more", "block or dense"

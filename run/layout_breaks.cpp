@@ -68,13 +68,15 @@ class Swapped final : public BoundaryTamper {
 /// What keys meet where a stage has other boundaries: all ranks that share the stage exchange keys by them too, so that what one process would show is shown.
 class OtherExchange final : public ContextTamper {
  public:
-  OtherExchange(std::string broken, const std::vector<HostBatch>& batches) : broken_(std::move(broken)), batches_(batches) {}
+  OtherExchange(std::string broken, const std::vector<HostBatch>& batches, const PipelineStages& stages) : broken_(std::move(broken)), batches_(batches) {
+    while (first_ < stages.stages() && !stages.receives(first_)) ++first_;
+  }
   void prepared(ContextWork& work) override {
     if (broken_ != "swapped") {
       if (work.stage == stage_of(broken_)) take_for(work, one_document(work.whole.tokens()));
       return;
     }
-    if (work.stage == 0) return;
+    if (work.stage < first_) return;
     for (size_t i = 0; i < batches_.size(); ++i)
       if (batches_[i].index == work.microbatch) return take_for(work, laid_over(swapped_record(batches_, static_cast<int64_t>(i)), work.whole.tokens()));
   }
@@ -82,6 +84,7 @@ class OtherExchange final : public ContextTamper {
  private:
   std::string broken_;
   const std::vector<HostBatch>& batches_;
+  int64_t first_ = 1;  ///< stage that receives; those after it on its rank get what it got
 };
 
 }  // namespace
@@ -94,8 +97,8 @@ std::vector<std::string> pipeline_breaks(const PipelineStages& stages) {
     const LayerRange range = stages.layers(stage);
     return std::max<int64_t>(static_cast<int64_t>(range.first), 1) < std::min<int64_t>(static_cast<int64_t>(range.last), stages.boundaries.back() - 2);
   };
-  for (int64_t stage = 1; stages.ranks > 1 && stage < stages.stages(); ++stage)  // a rank by itself receives nothing
-    if (attends(stage)) names.push_back(fmt::format("dropped@stage{}", stage));
+  for (int64_t stage = 1; stage < stages.stages(); ++stage)
+    if (stages.receives(stage) && attends(stage)) names.push_back(fmt::format("dropped@stage{}", stage));
   if (names.size() > 1) names.push_back("swapped");
   return names;
 }
@@ -123,7 +126,7 @@ LayoutBreak::LayoutBreak(Rank& rank, const std::string& broken, const std::vecto
     : pipeline_(pipeline), context_(context), boundaries_(make_tamper(rank, broken, batches)) {
   pipeline_.set_tamper(boundaries_.get());
   if (context_ == nullptr) return;
-  if (boundaries_ != nullptr) exchange_ = std::make_unique<OtherExchange>(broken, batches);
+  if (boundaries_ != nullptr) exchange_ = std::make_unique<OtherExchange>(broken, batches, pipeline.stages());
   else exchange_ = make_context_tamper(broken);
   context_->set_tamper(exchange_.get());
 }

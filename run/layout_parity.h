@@ -24,8 +24,8 @@ class LayoutParity {
  public:
   /// Trains the step in one process. `weights`: nullptr for the initial ones; it outlives this.
   LayoutParity(const Config& config, std::shared_ptr<const Corpus> corpus, ModelSource* weights);
-  /// In the config's layout, whose ranks are threads here. Pipelines must give the same bits, replicas and context ranks the same numbers but for the order of
-  /// additions. `broken`: "" for nothing; else a name of `leaking_breaks` or `training_breaks`.
+  /// In the config's layout, whose ranks are threads here. Pipelines must give the same bits, replicas, context ranks and a user's schedule that adds
+  /// microbatches in another order the same numbers but for the order of additions. `broken`: "" for nothing; else a name of `leaking_breaks` or `training_breaks`.
   CheckResult check(const std::string& broken = {}) const;
   /// With each row taken for one document, in one process: what a packed run must differ from. A control: passes when it differs by far more than the check's tolerance.
   CheckResult unpacked_control() const;

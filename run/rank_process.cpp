@@ -61,6 +61,9 @@ std::string text_of_error(const char* program, bool& of_all_ranks) {
   } catch (const ConfigError& error) {
     of_all_ranks = true;
     return error.what();
+  } catch (const ScheduleError& error) {  // of a user's own
+    of_all_ranks = true;
+    return error.what();
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {

@@ -90,7 +90,7 @@ RanksLayout::~RanksLayout() = default;
 std::string RanksLayout::name() const {
   std::vector<std::string> axes;
   if (stages_.stages() > 1 || context_.ranks == 1)
-    axes.push_back(fmt::format("pp {} {}{}", stages_.ranks, stages_.schedule, stages_.chunks > 1 ? fmt::format(" x {}", stages_.chunks) : ""));
+    axes.push_back(fmt::format("pp {} {}{}", stages_.ranks, stages_.title(), stages_.chunks > 1 && !stages_.given ? fmt::format(" x {}", stages_.chunks) : ""));
   if (context_.ranks > 1) axes.push_back(fmt::format("cp {} {} {}", context_.ranks, name_of(context_.options.layout), name_of(context_.options.exchange)));
   return fmt::format("{}", fmt::join(axes, " x "));
 }

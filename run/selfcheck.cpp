@@ -11,6 +11,7 @@
 #include "run/data_source.h"
 #include "run/layout_parity.h"
 #include "run/model_source.h"
+#include "run/pipeline_stages.h"
 #include "run/rank_options.h"
 #include "run/ranks_layout.h"
 #include "run/run_folder.h"
@@ -191,8 +192,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   std::vector<std::string> context_notes;
   const Config config = with_choices(given, fs, context_notes);
   const MeshShape shape = mesh_shape(config);
-  const Config::Distributed& d = config.distributed;
-  const PipelineStages stages = cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
+  const PipelineStages stages = pipeline_stages(config);
   const ContextSharing sharing = context_sharing(config);
   const std::vector<std::string> leaking = leaking_breaks(stages, sharing), training = training_breaks(sharing);
   std::vector<std::string> breaks = leaking;

@@ -10,6 +10,7 @@
 #include "ops/embedding.h"
 #include "run/context_costs.h"
 #include "run/metrics.h"
+#include "run/pipeline_stages.h"
 
 namespace quire {
 
@@ -35,11 +36,6 @@ int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
     pairs += last;
   }
   return pairs;
-}
-
-PipelineStages stages_of(const Config& config) {
-  const Config::Distributed& d = config.distributed;
-  return cut_into_stages(config.model, d.pp_schedule, d.pp, d.pp_chunks, d.pp_layers);
 }
 
 }  // namespace
@@ -69,7 +65,7 @@ double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs) {
 Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
     : rank_(rank), config_(config), alone_(world == nullptr ? single_communicator() : nullptr),
       groups_(make_groups(world == nullptr ? *alone_ : *world, mesh_shape(config))), schedule_(schedule_of(config)) {
-  PipelineStages stages = stages_of(config);
+  PipelineStages stages = pipeline_stages(config);
   model_ = std::make_unique<Model>(rank, config.model, config.dtype(), true, stages.held_by(groups_.place.pp));
   optimizer_ = std::make_unique<AdamW>(rank, model_->parameters(), adamw_options(config));
   ForwardOptions forward;
@@ -81,13 +77,13 @@ Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
   }
   pipeline_ = std::make_unique<Pipeline>(rank, *model_, *groups_.pipeline, std::move(stages), forward, context_.get());
   reducer_ = std::make_unique<GradientReducer>(rank, model_->parameters(), *groups_.replicas);
-  if (Parameter* table = model_->tied_table(); table != nullptr && groups_.mesh.shape().pp > 1) reducer_->exclude(*table);
+  if (Parameter* table = model_->tied_table(); table != nullptr && this->stages().first_rank() != this->stages().last_rank()) reducer_->exclude(*table);
   loss_sum_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
   loss_gradient_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
   model_->initialize(rank, static_cast<uint64_t>(config.train.seed));
   if (groups_.world->size() > 1)
     rank.pool().set_poll([this] {
-      groups_.pipeline->poll();
+      pipeline_->poll();
       groups_.context->poll();
       groups_.replicas->poll();
     });
@@ -170,7 +166,7 @@ void Trainer::reduce_gradients() {
   if (std::exchange(reduced_, true)) return;
   const MessageLabel label{MessageKind::gradients, current_.step, groups_.place.pp, -1};
   reducer_->finish(label);
-  exchange_tied_gradients(rank_, *model_, *groups_.pipeline, {MessageKind::tied_gradients, current_.step, groups_.place.pp, -1},
+  exchange_tied_gradients(rank_, *model_, *groups_.pipeline, stages(), {MessageKind::tied_gradients, current_.step, groups_.place.pp, -1},
                           [&](Parameter& table) { reducer_->reduce_now(table, label); });
 }
 
@@ -293,7 +289,7 @@ void Trainer::rehearse(int64_t longest) {
   // As many microbatches as are in flight at most. Twice, the second time with rows not quite full: blocks of other sizes lie elsewhere, and the
   // allocator's segments are then all in use.
   const int64_t all = config_.microbatches(), own = all * (share().index + 1) / share().count - all * share().index / share().count;
-  const int64_t in_flight = stages().schedule == "gpipe" ? own : std::min(own, stages().stages() == 1 ? 1 : stages().stages() + stages().ranks);
+  const int64_t in_flight = stages().schedule == "gpipe" || stages().given ? own : std::min(own, stages().stages() == 1 ? 1 : stages().stages() + stages().ranks);
   for (const int64_t length : {config_.train.seq_len, std::max<int64_t>(config_.train.seq_len - 1 - config_.train.seq_len / 32, 1)}) {
     std::vector<int64_t> lengths;
     for (int64_t row = 0; row < config_.train.microbatch_size; ++row)

@@ -93,6 +93,7 @@ void Tape::backward(std::span<const Value> outputs, std::span<const Tensor> grad
     node->drop(For::input_gradient);
     if (!node->has_weight_gradient()) continue;
     if (mode == BackwardMode::input_only) {
+      if (!node->weight_gradient_reads_output()) grad = {};
       deferred_.push_back({std::move(node), std::move(grad)});
     } else {
       node->weight_gradient(*this, grad);
@@ -156,8 +157,10 @@ class RecomputeNode final : public Node {
     inner_->add_gradient(input.slot, tape.take_gradient_so_far(this->input(0)));
     inner_->backward(std::span(&output, 1), std::span(&grad, 1), tape.mode());
     tape.add_gradient(this->input(0), inner_->take_gradient_so_far(input.slot));
+    body_ = {};  // it has run for the last time: what it refers to may go
   }
   bool has_weight_gradient() const override { return true; }
+  bool weight_gradient_reads_output() const override { return false; }
   void weight_gradient(Tape& tape, const Tensor&) override {
     if (tape.mode() == BackwardMode::input_only) inner_->backward_weights();
     inner_.reset();

@@ -65,6 +65,8 @@ class Node {
   virtual bool has_weight_gradient() const { return false; }
   /// Adds to the parameters' gradients.
   virtual void weight_gradient(Tape&, const Tensor&) {}
+  /// Whether `weight_gradient` reads the output's gradient; where it does not, a deferred node gets none and the memory is free.
+  virtual bool weight_gradient_reads_output() const { return true; }
   /// Bytes kept for backward besides what was given to `save`.
   virtual int64_t held_bytes() const { return 0; }
 
