@@ -25,6 +25,10 @@ class ScheduleIndex {
   /// Whether the schedule has exactly this action.
   bool has(const Action& action) const;
   int64_t rank_of(const Action& action) const { return schedule_.rank_of_stage[static_cast<size_t>(action.stage)]; }
+  /// Whether `action` takes a result of another stage.
+  bool takes_input(const Action& action) const {
+    return action.kind == ActionKind::forward ? action.stage > 0 : action.kind != ActionKind::backward_weight && action.stage + 1 < schedule_.stages;
+  }
   /// The action of the stage before (forward) or after (backward) whose result `action` takes.
   std::optional<Action> input_of(const Action& action) const;
   /// The action that takes the result of `action`: the other direction of `input_of`.

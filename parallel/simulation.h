@@ -16,7 +16,7 @@ struct ScheduleCosts {
   std::vector<std::array<double, 4>> seconds;
   /// [stages * microbatches] bytes that a forward leaves until its B or I is done, and an I until its W is done.
   std::vector<int64_t> forward_bytes, input_bytes;
-  std::vector<int64_t> message_bytes;  ///< [microbatches] of activations, and of their gradients
+  std::vector<int64_t> message_bytes;  ///< [microbatches] of activations, and of their gradients; only between ranks
   double latency = 0;                  ///< seconds of a message of no bytes
   double bytes_per_second = 0;         ///< of a link between two ranks; 0: as many as you like
 
@@ -34,10 +34,13 @@ struct Simulation {
 };
 
 /// Every rank does its actions in order, each as soon as the rank is free and its input is there; a message starts when its content is computed, and messages of one pair of ranks
-/// and direction follow each other. Throws ScheduleError for a schedule that `check_schedule` refuses, and for costs of other sizes, negative or not finite.
-Simulation simulate(const PipelineSchedule& schedule, const ScheduleCosts& costs);
+/// and direction follow each other. A forward's bytes count from its begin; how they change at the end of a backward is as `ScheduleCosts` says. `with_timeline` false leaves the
+/// timeline empty: large schedules then take less time and much less memory. Throws ScheduleError for a schedule that `check_schedule` refuses, and for costs of other sizes,
+/// negative or not finite.
+Simulation simulate(const PipelineSchedule& schedule, const ScheduleCosts& costs, bool with_timeline = true);
 
-/// A bound from below for any schedule over these stages: the busiest rank's work, and the longest chain of actions that wait for each other. Seconds.
+/// A bound from below for any order of the actions of `schedule` on the ranks that hold its stages: the longest chain of actions of a microbatch that wait for each other, and each rank's work
+/// with what must come before its first action and after its last one. Seconds. Throws as `simulate` does.
 double critical_path(const PipelineSchedule& schedule, const ScheduleCosts& costs);
 
 }  // namespace quire
