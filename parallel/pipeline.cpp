@@ -317,7 +317,7 @@ void Pipeline::train(const PipelineWork& work) {
 void Pipeline::forward(const PipelineWork& work) {
   const auto count = static_cast<int64_t>(work.microbatches.size());
   auto entry = forward_programs_.find(count);
-  if (entry == forward_programs_.end()) entry = forward_programs_.emplace(count, lower(evaluation_schedule(stages_, count))).first;
+  if (entry == forward_programs_.end()) entry = forward_programs_.emplace(count, lower(forward_schedule(stages_.rank_of_stage, stages_.ranks, count))).first;
   PipelinePass(*this, work, entry->second, false).run();
 }
 

@@ -74,13 +74,17 @@ void check_schedule(const PipelineSchedule& schedule) {
 }
 
 bool keeps_gradient_order(const PipelineSchedule& schedule) {
-  std::vector<int64_t> last(static_cast<size_t>(schedule.stages), -1);
+  // Matrices get their gradients from B and W, norms and the embedding from B and I.
+  std::vector<int64_t> matrices(static_cast<size_t>(schedule.stages), -1), others = matrices;
   for (const std::vector<Action>& actions : schedule.actions)
     for (const Action& action : actions) {
-      if (action.kind != ActionKind::backward && action.kind != ActionKind::backward_weight) continue;
-      int64_t& before = last[static_cast<size_t>(action.stage)];
-      if (action.microbatch <= before) return false;
-      before = action.microbatch;
+      if (action.kind == ActionKind::forward) continue;
+      for (auto* last : {&matrices, &others}) {
+        if (action.kind == (last == &matrices ? ActionKind::backward_input : ActionKind::backward_weight)) continue;
+        int64_t& before = (*last)[static_cast<size_t>(action.stage)];
+        if (action.microbatch <= before) return false;
+        before = action.microbatch;
+      }
     }
   return true;
 }

@@ -108,24 +108,4 @@ PipelineSchedule fit_schedule(const PipelineSchedule& schedule, int64_t microbat
   return fitted;
 }
 
-PipelineSchedule evaluation_schedule(const PipelineStages& stages, int64_t microbatches) {
-  if (lies_in_turn(stages)) return forward_schedule(stages.ranks, stages.chunks, microbatches);
-  PipelineSchedule schedule{"forward", stages.ranks, stages.stages(), microbatches, stages.rank_of_stage, {}};
-  schedule.actions.resize(static_cast<size_t>(stages.ranks));
-  // Time passes in turns of one pass per rank. Each rank takes the pass nearest to the end whose input was there when the turn began.
-  std::vector<int64_t> done(static_cast<size_t>(stages.stages()), 0);
-  for (int64_t left = stages.stages() * microbatches; left > 0;) {
-    const std::vector<int64_t> before = done;
-    std::vector<bool> busy(static_cast<size_t>(stages.ranks), false);
-    for (int64_t s = stages.stages() - 1; s >= 0; --s) {
-      const auto stage = static_cast<size_t>(s), rank = static_cast<size_t>(stages.rank_of_stage[stage]);
-      if (busy[rank] || done[stage] == (s == 0 ? microbatches : before[stage - 1])) continue;
-      busy[rank] = true;
-      schedule.actions[rank].push_back({ActionKind::forward, s, done[stage]++});
-      --left;
-    }
-  }
-  return schedule;
-}
-
 }  // namespace quire

@@ -42,8 +42,6 @@ PipelineStages cut_into_stages(const ModelConfig& model, std::shared_ptr<const P
 
 /// What the ranks do in a step of so many microbatches. A user's own schedule: `fit_schedule`.
 PipelineSchedule training_schedule(const PipelineStages& stages, int64_t microbatches);
-/// Forward passes only, each rank's in an order in which all of them end soon.
-PipelineSchedule evaluation_schedule(const PipelineStages& stages, int64_t microbatches);
 
 /// A schedule for another number of microbatches. Fewer: the last ones are left out and all else keeps its order, which can be carried out since an action needs nothing but actions
 /// of its own microbatch; a step at the end of the data is such. More: the whole, and again. Orders of accumulation stay ascending. Throws ScheduleError where it has none to repeat.

@@ -168,8 +168,8 @@ void add_rest(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("checkpoint", "load_path", SLOT(checkpoint.load_path), "Where the first weights come from (a run folder, a checkpoint or a Hugging Face folder) where the run folder has no checkpoint; steps, optimizer and data start anew.")));
   keys.push_back(differs(number("metrics", "log_interval", SLOT(metrics.log_interval), 1, most_count, "Steps between logged lines.")));
   keys.push_back(differs(text("metrics", "trace", SLOT(metrics.trace),
-                              "Measures when each rank computes and receives what in a training step, and keeps it for the first and the logged steps (the last 20 of them) in `traces/step-NNNNNN.json` of the "
-                              "run folder: Chrome's trace format, for Perfetto or chrome://tracing. Ranks on one machine share a clock; those of other machines are set by pings when the run starts.")));
+                              "Measures when each rank computes and receives what in a training step, and keeps it for the first and the logged steps (the last 20 of them) in `traces/step-NNNNNNNN.json` of the "
+                              "run folder: Chrome's trace format, for Perfetto or chrome://tracing. Ranks on one machine share a clock; those of other machines are set by pings before each trace.")));
   keys.push_back(differs(number("eval", "interval", SLOT(eval.interval), 0, most_count, "Steps between evaluations. 0: only at the end.")));
   keys.push_back(differs(number("eval", "steps", SLOT(eval.steps), 0, most_count, "Batches of an evaluation. 0: all held-out documents.")));
 }

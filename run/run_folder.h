@@ -1,4 +1,4 @@
-// The folder of one run: config.toml, choices.json, metrics.jsonl, log.txt, checkpoints/, and a lock while a process uses it.
+// The folder of one run: config.toml, choices.json, metrics.jsonl, log.txt, checkpoints/, schedule.csv and traces/ where there are stages and traces, and a lock while a process uses it.
 #pragma once
 #include <map>
 #include <memory>

@@ -8,6 +8,7 @@
 #include "ops/cpu/instruction_set.h"
 #include "run/context_decision.h"
 #include "run/machine.h"
+#include "run/pipeline_stages.h"
 #include "run/rank_options.h"
 #include "run/training_state.h"
 #include "runtime/digest.h"
@@ -72,6 +73,11 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   print_memory();
   upcoming_state_ = loader_->state();
   read_ahead();
+  if (config_.metrics.trace) {
+    traces_ = std::make_unique<StepTraces>(rank_, world_, trainer_->pipeline(), config_.run.dir + "/traces", fs_);
+    say(traces_->describe());
+  }
+  store_schedule();
   if (folder_) folder_->store_config(config_);  // now that it can start: a refused start binds nobody to its settings
 }
 
@@ -88,6 +94,10 @@ void Session::check_same_config() {
   shared.run.pin_threads.clear();
   shared.data.dataset_path = "data";
   if (!shared.data.eval_path.empty()) shared.data.eval_path = "held-out data";
+  if (config_.has_schedule_file()) {  // it is the file's content that counts
+    const std::string schedule = describe(*pipeline_stages(config_).given);
+    shared.distributed.pp_schedule = fmt::format("a file with digest {}", to_hex(digest_of(std::as_bytes(std::span(schedule)))));
+  }
   const std::vector<std::string> configs = world_.gather_texts(to_toml(shared));
   for (size_t r = 1; r < configs.size(); ++r)
     if (const auto [theirs, ours] = first_difference(configs[r], configs[0]); !theirs.empty() || !ours.empty())
@@ -164,15 +174,22 @@ void Session::print_run() {
                   folder_->path()));
   if (world_.size() > 1) {
     std::string stages;
-    if (trainer_->stages().stages() > 1) stages = fmt::format("; {}, stages: {}", trainer_->stages().schedule, trainer_->stages().describe());
+    if (trainer_->stages().stages() > 1) stages = fmt::format("; {}, stages: {}", trainer_->stages().title(), trainer_->stages().describe());
     if (trainer_->context() != nullptr) {
       const ContextOptions& context = trainer_->context()->planner().options();
       stages += fmt::format("; context: {}, {}", name_of(context.layout), name_of(context.exchange));
     }
     say(fmt::format("layout: {} ranks ({}): {}{}", world_.size(), world_.name(), trainer_->groups().mesh.name(), stages));
   }
+  if (!keeps_bits(trainer_->stages()))
+    say(fmt::format("note: {} does not add gradients in ascending order of microbatches: they agree with those of one process to rounding, not to the bit", trainer_->stages().schedule));
   for (const std::string& note : notes_) say(note);
   if (trainer_->steps_done() > 0) say(fmt::format("resuming after step {}", trainer_->steps_done()));
+}
+
+void Session::store_schedule() {
+  if (!folder_ || trainer_->stages().stages() == 1) return;
+  write_atomically(fs_, folder_->file("schedule.csv"), describe(training_schedule(trainer_->stages(), config_.microbatches_of_replica())));
 }
 
 void Session::check_kernels() {
@@ -278,6 +295,7 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
     metrics.resident_bytes = static_cast<int64_t>(sum_over(world_, rank_, static_cast<double>(metrics.resident_bytes)));
     if (folder_) folder_->append_metrics(metrics);
     if (progress_) progress_->logged(metrics);
+    if (traces_) traces_->keep(result.step);
     if (result.skipped)
       say(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
                                    : fmt::format("step {}: not finite; no weight changed ({} such steps so far)", result.step, non_finite_steps_));

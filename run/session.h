@@ -7,6 +7,7 @@
 #include "run/log.h"
 #include "run/progress.h"
 #include "run/run_folder.h"
+#include "run/step_traces.h"
 #include "run/trainer.h"
 
 namespace quire {
@@ -39,6 +40,8 @@ class Session {
   void resume();
   void read_ahead();
   void print_run();
+  /// What the ranks do in a step, as text in the run folder.
+  void store_schedule();
   void check_kernels();
   void print_kernels();
   void print_memory();
@@ -58,6 +61,7 @@ class Session {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Progress> progress_;
+  std::unique_ptr<StepTraces> traces_;
   LoadedStep upcoming_;              ///< read one step ahead, so that the last step is known as such
   PackingState upcoming_state_, state_;  ///< where the loader stood after `upcoming_`, and after the step last given out
   std::vector<std::string> notes_;

@@ -153,7 +153,7 @@ struct Records {
   }
 };
 
-const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {3, "gpipe"}, {4, "1f1b"}, {2, "interleaved_1f1b 3"}, {3, "interleaved_1f1b 2"}};
+const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {3, "gpipe"}, {4, "1f1b"}, {2, "interleaved_1f1b 3"}, {3, "interleaved_1f1b 2"}, {2, "zb_h1"}, {3, "zb_v"}};
 
 }  // namespace
 

@@ -89,7 +89,7 @@ class LatestWhenAgain final : public AttentionExecutor {
   bool again_ = false;
 };
 
-const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}};
+const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}};
 
 }  // namespace
 

@@ -20,7 +20,7 @@ BOOST_AUTO_TEST_CASE(entry_9_fewer_microbatches_than_stages_train_as_one_process
         return config;
       };
       const LayoutRun one = run_layout(config_of(1, "1f1b"), corpus);
-      for (const char* schedule : {"1f1b", "gpipe", "interleaved_1f1b 3"})
+      for (const char* schedule : {"1f1b", "gpipe", "interleaved_1f1b 3", "zb_h1", "zb_v"})
         BOOST_TEST(bit_difference(run_layout(config_of(4, schedule), corpus), one) == "", schedule << ", " << global << " microbatches");
     }
 }
@@ -40,7 +40,7 @@ BOOST_AUTO_TEST_CASE(entry_9_microbatches_of_many_sizes_train_as_one_process) {
   BOOST_TEST(sizes.size() > 6u);
   BOOST_TEST(sizes.contains(1));
   const LayoutRun one = run_layout(config_of(1, "1f1b"), corpus);
-  for (const auto& [pp, schedule] : {std::pair<int64_t, const char*>{4, "1f1b"}, {3, "gpipe"}, {4, "interleaved_1f1b 3"}}) {
+  for (const auto& [pp, schedule] : {std::pair<int64_t, const char*>{4, "1f1b"}, {3, "gpipe"}, {4, "interleaved_1f1b 3"}, {4, "zb_h1"}, {3, "zb_v"}}) {
     BOOST_TEST(bit_difference(run_layout(config_of(pp, schedule), corpus), one) == "", schedule);
     LayoutRunOptions options;
     options.prepare = split_backward_of;

@@ -39,7 +39,7 @@ double own_norm(Trainer& trainer) {
 }
 
 const std::vector<std::tuple<int64_t, int64_t, std::string>> layouts = {  // pp, dp, schedule
-    {2, 1, "1f1b"}, {3, 1, "gpipe"}, {4, 1, "1f1b"}, {2, 1, "interleaved_1f1b 3"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}};
+    {2, 1, "1f1b"}, {3, 1, "gpipe"}, {4, 1, "1f1b"}, {2, 1, "interleaved_1f1b 3"}, {3, 1, "zb_h1"}, {2, 1, "zb_v"}, {2, 2, "zb_v"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}};
 
 }  // namespace
 

@@ -32,7 +32,7 @@ Config rows_config(int64_t pp, int64_t dp, const std::string& schedule, const st
 }
 
 const std::vector<std::tuple<int64_t, int64_t, std::string>> layouts = {  // pp, dp, schedule
-    {2, 1, "1f1b"}, {3, 1, "gpipe"}, {2, 1, "interleaved_1f1b 3"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}, {1, 3, "1f1b"}};
+    {2, 1, "1f1b"}, {3, 1, "gpipe"}, {2, 1, "interleaved_1f1b 3"}, {3, 1, "zb_h1"}, {2, 2, "zb_v"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}, {1, 3, "1f1b"}};
 
 }  // namespace
 

@@ -40,6 +40,8 @@ BOOST_AUTO_TEST_CASE(every_schedule_gives_the_bits_of_one_process) {
       BOOST_TEST(bit_difference(run_layout(config(pp, "1f1b", 1), corpus), one) == "", "1f1b, pp " << pp);
       BOOST_TEST(bit_difference(run_layout(config(pp, "gpipe", 1), corpus), one) == "", "gpipe, pp " << pp);
       BOOST_TEST(bit_difference(run_layout(config(pp, "interleaved_1f1b", 3), corpus), one) == "", "interleaved, pp " << pp);
+      BOOST_TEST(bit_difference(run_layout(config(pp, "zb_h1", 1), corpus), one) == "", "zb_h1, pp " << pp);
+      BOOST_TEST(bit_difference(run_layout(config(pp, "zb_v", 2), corpus), one) == "", "zb_v, pp " << pp);
     }
   }
 }

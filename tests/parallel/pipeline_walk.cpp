@@ -80,7 +80,7 @@ BOOST_AUTO_TEST_SUITE(pipeline_walk)
 BOOST_AUTO_TEST_CASE(what_is_walked_is_the_program_and_nothing_in_it_is_late) {
   const auto corpus = layout_corpus();
   for (const int64_t pp : {1, 2, 3, 4})
-    for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b 2", "interleaved_1f1b 3", "gpipe split", "1f1b split", "interleaved_1f1b 3 split"})
+    for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b 2", "interleaved_1f1b 3", "gpipe split", "1f1b split", "interleaved_1f1b 3 split", "zb_h1", "zb_v"})
       for (const int64_t microbatches : {1, 2, 3, 8}) {
         const ScheduleName schedule = schedule_from(name);
         Config config = product_config();

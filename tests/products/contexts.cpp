@@ -21,7 +21,7 @@ const TestParameters& parameters() {
       {"packing", {"concat", "bfd"}},
       {"threads", {"1", "2"}},
       {"tied", {"yes", "no"}},
-      {"schedule", {"1f1b", "interleaved_1f1b 2", "1f1b split"}},
+      {"schedule", {"1f1b", "interleaved_1f1b 2", "1f1b split", "zb_v"}},
       {"rows", {"1", "2", "6"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f64", "f32", "bf16"}},

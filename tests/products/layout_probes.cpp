@@ -25,7 +25,7 @@ const TestParameters& parameters() {
       {"tied", {"yes", "no"}},
       {"threads", {"1", "2"}},
       {"pp", {"4", "3", "2", "1"}},
-      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3"}},
+      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3", "zb_h1", "zb_v"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f32", "bf16", "f64"}},
   };
@@ -35,7 +35,7 @@ const TestParameters& parameters() {
 const TestParameters& context_parameters() {
   static const TestParameters all{
       {"model", {"plain", "windows", "norms"}},
-      {"schedule", {"1f1b", "interleaved_1f1b 2"}},
+      {"schedule", {"1f1b", "interleaved_1f1b 2", "zb_v"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f32", "bf16", "f64"}},
       {"context", {"balanced ring", "balanced gather", "contiguous ring", "contiguous gather", "contiguous heads", "zigzag ring", "zigzag gather"}},

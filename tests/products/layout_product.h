@@ -8,7 +8,7 @@
 
 namespace quire::test {
 
-/// `1f1b`, `interleaved_1f1b 2` (chunks), `gpipe split` (backward passes split into I and W).
+/// `1f1b`, `interleaved_1f1b 2` (chunks; zb_v has 2), `gpipe split` (backward passes split into I and W).
 struct ScheduleName {
   std::string name;
   int64_t chunks = 1;
@@ -19,6 +19,7 @@ inline ScheduleName schedule_from(const std::string& text) {
   std::istringstream stream(text);
   ScheduleName result;
   stream >> result.name;
+  if (result.name == "zb_v") result.chunks = 2;
   for (std::string word; stream >> word;) {
     if (word == "split") result.split = true;
     else result.chunks = std::stoll(word);

@@ -41,6 +41,7 @@ BOOST_AUTO_TEST_CASE(layouts_over_mpi_have_the_bits_of_one_process, *boost::unit
                                {false, {"pp=2", "schedule=gpipe"}, {"precision=bf16", "tied=no", "recomputation=full", "packing=bfd"}},
                                {false, {"pp=3", "schedule=interleaved_1f1b 3"}, {"precision=f64", "tied=yes", "backend=dense", "recomputation=attention"}},
                                {true, {"pp=2", "schedule=interleaved_1f1b 2"}, {"precision=f32", "tied=no", "threads=2", "rows=3"}},
+                               {false, {"pp=2", "schedule=zb_v"}, {"precision=bf16", "tied=yes", "recomputation=full"}},
                                {false, {"dp=2", "pp=2", "schedule=1f1b"}, {"precision=f32", "tied=yes"}},
                                {true, {"dp=3", "schedule=1f1b"}, {"precision=bf16", "rows=3"}},
                                {false, {"cp=3", "context=balanced ring"}, {"precision=f32", "tied=yes", "rows=2"}},

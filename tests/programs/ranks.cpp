@@ -48,6 +48,8 @@ BOOST_AUTO_TEST_CASE(pipelines_of_processes_write_the_metrics_of_one_process_to_
   BOOST_TEST((metrics("1f1b", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=1f1b"}) == one));
   BOOST_TEST((metrics("gpipe", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=gpipe", "train.activation_checkpointing=full"}) == one));
   BOOST_TEST((metrics("interleaved", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b", "distributed.pp_chunks=2"}) == one));
+  BOOST_TEST((metrics("zb_h1", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=zb_h1", "train.activation_checkpointing=full"}) == one));
+  BOOST_TEST((metrics("zb_v", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=zb_v"}) == one));
   BOOST_TEST((metrics("four", {"--ranks", "4", "distributed.pp=4"}) == one));
   const auto untied = metrics("untied", {"model.tie_embeddings=false"});
   BOOST_TEST((metrics("untied-2", {"--ranks", "2", "distributed.pp=2", "model.tie_embeddings=false"}) == untied));

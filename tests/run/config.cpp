@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "run/config_schema.h"
+#include "run/pipeline_stages.h"
 #include "run/scratch.h"
 #include "runtime/digest.h"
 
@@ -263,9 +264,6 @@ BOOST_AUTO_TEST_CASE(out_of_range_and_unknown_choices_are_refused) {
 BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
   for (const auto& [key, what] : std::map<std::string, std::string>{{"tp", "tensor parallelism"}, {"dp_shard", "sharded state"}})
     refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", what + " is not there yet", "allowed: 1"});
-  for (const std::string schedule : {"zb_h1", "zb_v"})
-    refused("", {"[command line]", "distributed.pp_schedule is \"" + schedule + "\"", "zero-bubble schedules are not there yet",
-                 "allowed: \"gpipe\", \"1f1b\" or \"interleaved_1f1b\""}, {"distributed.pp_schedule=" + schedule});
   refused("[run]\ndevice = \"cuda\"\n", {"run.device is \"cuda\"", "no CUDA backend", "\"auto\" or \"cpu\""});
   refused("[model]\nattention_backend = \"cudnn\"\n", {"no CUDA backend"});
   BOOST_TEST(parse("[distributed]\ndp_shard = -1\npp = 1\n").distributed.dp_shard == 1);
@@ -280,13 +278,23 @@ BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
 BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
   const Config one = parse("[distributed]\ndp_shard = -1\n");
   BOOST_TEST((mesh_shape(one) == MeshShape{}));
-  BOOST_TEST(one.stages() == 1);
+  BOOST_TEST(pipeline_stages(one).stages() == 1);
   const Config config = everything_config();
   BOOST_TEST((mesh_shape(config) == MeshShape{.pp = 2, .dp = 3, .cp = 5}));
   BOOST_TEST(mesh_shape(config).ranks() == 30);
-  BOOST_TEST(config.stages() == 4);
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved_1f1b"})
+  BOOST_TEST(pipeline_stages(config).stages() == 4);
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"})
     BOOST_TEST(parse("", {"distributed.pp=4", "distributed.pp_schedule=" + schedule}).distributed.pp_schedule == schedule);
+  // zb_v has two stages on each rank: asked for or not.
+  for (const std::vector<std::string>& chunks : std::vector<std::vector<std::string>>{{}, {"distributed.pp_chunks=2"}}) {
+    std::vector<std::string> overrides{"distributed.pp=2", "distributed.pp_schedule=zb_v"};
+    overrides.insert(overrides.end(), chunks.begin(), chunks.end());
+    const Config v = parse("", overrides);
+    BOOST_TEST(v.distributed.pp_chunks == 2);
+    BOOST_TEST(pipeline_stages(v).rank_of_stage == (std::vector<int64_t>{0, 1, 1, 0}));
+    BOOST_TEST(pipeline_stages(v).describe() == "embedding to layer 0 (rank 0) | layer 1 (rank 1) | layer 2 (rank 1) | layer 3 to head (rank 0)");
+    BOOST_TEST((resolved(v) == v));
+  }
   BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=3,1"}).distributed.pp_layers == (std::vector<int64_t>{3, 1}));
   BOOST_TEST(parse("", {"distributed.pp=2", "distributed.pp_layers=[0,4]"}).distributed.pp_layers == (std::vector<int64_t>{0, 4}));
   BOOST_TEST(parse("", {"distributed.pp_layers=4"}).distributed.pp_layers == (std::vector<int64_t>{4}));
@@ -319,6 +327,10 @@ BOOST_AUTO_TEST_CASE(pipelines_that_fit_no_layers_are_refused_with_the_numbers) 
   for (const std::string schedule : {"gpipe", "1f1b"})
     refused("", {"[command line]", "distributed.pp_chunks is 2", "distributed.pp_schedule is \"" + schedule + "\"", "interleaved_1f1b"},
             {"distributed.pp_chunks=2", "distributed.pp_schedule=" + schedule});
+  for (const char* chunks : {"1", "3"})
+    refused(fmt::format("[distributed]\npp = 1\npp_chunks = {}\npp_schedule = \"zb_v\"\n", chunks), {"[test.toml:5]", fmt::format("distributed.pp_chunks is {}", chunks), "\"zb_v\", which has 2 stages on each rank", "leave it out"});
+  refused("", {"more stages than layers", "distributed.pp = 3 x distributed.pp_chunks = 2 makes 6 stages"}, {"distributed.pp=3", "distributed.pp_schedule=zb_v"});
+  refused("", {"distributed.pp_schedule is \"zb-v\"", "did you mean zb_v?", "\"zb_h1\", \"zb_v\" or a path that ends in .csv"}, {"distributed.pp_schedule=zb-v"});
   refused("[distributed]\npp = 2\npp_layers = [4]\n", {"[test.toml:5]", "distributed.pp_layers is [4], 1 stages", "makes 2", "one number per stage"});
   refused("[distributed]\npp_layers = [2, 2]\n", {"distributed.pp_layers is [2, 2], 2 stages", "makes 1"});
   refused("[distributed]\npp = 2\npp_layers = [2, 3]\n", {"distributed.pp_layers is [2, 3], 5 layers in all", "model.n_layers is 4"});

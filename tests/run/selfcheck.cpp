@@ -257,7 +257,8 @@ BOOST_AUTO_TEST_CASE(the_user_s_layout_is_checked_by_probes_and_parity_and_the_c
     std::string probed;  // the layout of its probes; "" for none
   };
   for (const Expected& expected : {Expected{in_layout(2, 1), "pp 2 1f1b"}, Expected{in_layout(4, 1, "gpipe"), "pp 4 gpipe"}, Expected{in_layout(2, 1, "interleaved_1f1b", 2), "pp 2 interleaved_1f1b x 2"},
-                                   Expected{in_layout(2, 2), "pp 2 1f1b"}, Expected{in_layout(1, 2), ""}}) {
+                                   Expected{in_layout(2, 2), "pp 2 1f1b"}, Expected{in_layout(1, 2), ""},
+                                   Expected{in_layout(3, 1, "zb_h1"), "pp 3 zb_h1"}, Expected{in_layout(2, 1, "zb_v", 2), "pp 2 zb_v x 2"}}) {
     const Config config = run.config(expected.overrides);
     const std::string trained = Mesh(mesh_shape(config)).name();
     const SelfcheckReport report = selfcheck(config, {.tokens = 40});
@@ -345,7 +346,8 @@ BOOST_AUTO_TEST_CASE(context_ranks_are_checked_by_probes_targets_and_parity_and_
   for (const Expected& expected :
        {Expected{with_context(in_layout(1, 1), 2, "balanced ring"), "cp 2 balanced ring"}, Expected{with_context(in_layout(1, 1), 3, "zigzag gather"), "cp 3 zigzag gather"},
         Expected{with_context(in_layout(2, 1), 2, "contiguous heads"), "pp 2 1f1b x cp 2 contiguous heads"},
-        Expected{with_context(in_layout(2, 2, "interleaved_1f1b", 2), 2, "zigzag ring"), "pp 2 interleaved_1f1b x 2 x cp 2 zigzag ring"}}) {
+        Expected{with_context(in_layout(2, 2, "interleaved_1f1b", 2), 2, "zigzag ring"), "pp 2 interleaved_1f1b x 2 x cp 2 zigzag ring"},
+        Expected{with_context(in_layout(2, 1, "zb_v", 2), 2, "balanced ring"), "pp 2 zb_v x 2 x cp 2 balanced ring"}}) {
     const Config config = run.config(expected.overrides);
     const SelfcheckReport report = selfcheck(config, {.tokens = 40});
     BOOST_TEST(report.passed(), report.table());

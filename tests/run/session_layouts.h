@@ -12,7 +12,7 @@ struct Layout {
   std::string name() const { return fmt::format("pp {} {} x {}, dp {}{}", pp, schedule, chunks, dp, cp > 1 ? fmt::format(", cp {} {}", cp, context) : ""); }
 };
 
-inline const Layout single{}, two_stages{2}, four_stages{4}, interleaved{2, 1, "interleaved_1f1b", 2}, fill_and_drain{4, 1, "gpipe"}, two_replicas{1, 2}, grid{2, 2};
+inline const Layout single{}, two_stages{2}, four_stages{4}, interleaved{2, 1, "interleaved_1f1b", 2}, fill_and_drain{4, 1, "gpipe"}, two_replicas{1, 2}, grid{2, 2}, zero_bubble{3, 1, "zb_h1"}, there_and_back{2, 1, "zb_v", 2};
 
 /// Four layers; a hang ends as a failure of the test.
 inline Config ranks_config(const Scratch& scratch, const std::string& run, const Layout& layout, std::vector<std::string> overrides = {}) {

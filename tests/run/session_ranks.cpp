@@ -13,7 +13,7 @@ BOOST_AUTO_TEST_CASE(stages_write_the_records_and_weights_of_one_process_to_the_
     const Config one = ranks_config(scratch, "one", single, kind);
     run_training(one);
     BOOST_TEST(metrics_of(one).back().eval_loss.has_value());
-    for (const Layout& layout : {single, two_stages, four_stages, interleaved, fill_and_drain}) {
+    for (const Layout& layout : {single, two_stages, four_stages, interleaved, fill_and_drain, zero_bubble, there_and_back}) {
       const Config many = ranks_config(scratch, "many " + layout.name(), layout, kind);
       run_training_ranks(many);
       check_same_training(many, one, layout.name());
@@ -73,7 +73,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_move_between_layouts_with_the_bits_of_the_run_t
     Scratch scratch;
     const Config whole = ranks_config(scratch, "whole", single, kind);
     run_training(whole);
-    run_moving(scratch, "moved", {{four_stages, 3}, {single, 2}, {interleaved, 2}, {fill_and_drain, 1}, {two_stages, 1}, {single, -1}}, kind);
+    run_moving(scratch, "moved", {{four_stages, 3}, {single, 2}, {interleaved, 2}, {there_and_back, 1}, {fill_and_drain, 1}, {two_stages, 1}, {single, -1}}, kind);
     check_same_training(ranks_config(scratch, "moved", single, kind), whole, kind.back());
   }
 }
@@ -84,7 +84,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_move_to_replicas_and_back) {
     const std::vector<std::string> kind{tied, "train.mixed_precision=f64"};
     const Config whole = ranks_config(scratch, "whole", single, kind), moved = ranks_config(scratch, "moved", single, kind);
     run_training(whole);
-    run_moving(scratch, "moved", {{four_stages, 4}, {single, 2}, {grid, 3}, {single, -1}}, kind);
+    run_moving(scratch, "moved", {{four_stages, 4}, {single, 2}, {grid, 3}, {Layout{2, 2, "zb_v", 2}, 1}, {single, -1}}, kind);
     const auto theirs = metrics_of(moved), ours = metrics_of(whole);
     BOOST_TEST(difference(theirs, ours) < 1e-11, difference(theirs, ours));
     // Until replicas take part the bits are the same.
@@ -95,7 +95,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_move_to_replicas_and_back) {
 BOOST_AUTO_TEST_CASE(any_layout_saves_the_same_bytes_of_every_tensor) {
   Scratch scratch;
   std::map<std::string, std::vector<std::byte>> first;
-  for (const Layout& layout : {single, four_stages, interleaved, grid}) {
+  for (const Layout& layout : {single, four_stages, interleaved, there_and_back, grid}) {
     const Config config = ranks_config(scratch, layout.name(), layout, {"train.mixed_precision=bf16", "train.max_steps=1", "model.tie_embeddings=true", "train.global_batch_size=2"});
     run_training_ranks(config);
     const auto saved = checkpoint_of(config);
@@ -105,7 +105,7 @@ BOOST_AUTO_TEST_CASE(any_layout_saves_the_same_bytes_of_every_tensor) {
 }
 
 BOOST_AUTO_TEST_CASE(resuming_after_every_step_gives_the_same_bits_in_stages_and_in_replicas) {
-  for (const Layout& layout : {two_stages, grid}) {
+  for (const Layout& layout : {two_stages, grid, there_and_back}) {
     Scratch scratch;
     const std::vector<std::string> kind{"data.strategy=bfd", "train.max_steps=9"};
     const Config whole = ranks_config(scratch, "whole", layout, kind), often = ranks_config(scratch, "often", layout, kind);

@@ -1,0 +1,31 @@
+#include "run/step_traces.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace quire {
+
+StepTraces::StepTraces(Rank& rank, Communicator& world, Pipeline& pipeline, std::string folder, FileSystem& fs)
+    : rank_(rank), world_(world), pipeline_(pipeline), folder_(std::move(folder)), fs_(fs), clocks_(measure_clocks(rank, world)) {
+  pipeline_.record_times(true);
+}
+
+void StepTraces::keep(int64_t step) {
+  if (!clocks_.one_clock) clocks_ = measure_clocks(rank_, world_);  // clocks of machines drift apart
+  const Timeline timeline = gather_timeline(rank_, world_, pipeline_.times(), clocks_);
+  if (world_.rank() != 0) return;
+  fs_.make_directories(folder_);
+  write_atomically(fs_, fmt::format("{}/step-{:08}.json", folder_, step), to_chrome_trace(timeline));
+  std::vector<std::string> kept = fs_.list(folder_);
+  std::erase_if(kept, [](const std::string& name) { return !name.starts_with("step-") || !name.ends_with(".json"); });
+  for (size_t i = 0; i + most_traces < kept.size(); ++i) fs_.remove_all(folder_ + "/" + kept[i]);
+}
+
+std::string StepTraces::describe() const {
+  const std::string clocks = clocks_.one_clock ? "all ranks have one machine's clock"
+                                               : fmt::format("clocks of other machines are set by pings, to {:.0f} us", static_cast<double>(clocks_.uncertainty) / 1e3);
+  return fmt::format("traces: of logged steps, the last {}, in {}; {}", most_traces, folder_, clocks);
+}
+
+}  // namespace quire
