@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "data/arrangement.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -101,6 +102,7 @@ Loader::Entry Loader::produce() {
     LoadedStep& step = entry.step;
     step.plan = plan_.next_step(settings_.global_batch_size);
     entry.after = plan_.state();
+    if (settings_.row_cost) arrange(step.plan.rows);
     const int64_t rows = static_cast<int64_t>(step.plan.rows.size()), size = settings_.microbatch_size;
     const int64_t microbatches = (rows + size - 1) / size;
     for (int64_t m = microbatches * share_.index / share_.count; m < microbatches * (share_.index + 1) / share_.count; ++m) {
@@ -115,6 +117,14 @@ Loader::Entry Loader::produce() {
     entry.error = std::current_exception();
   }
   return entry;
+}
+
+void Loader::arrange(std::vector<Row>& rows) const {
+  std::vector<int64_t> costs;
+  for (const Row& row : rows) costs.push_back(settings_.row_cost(row));
+  std::vector<Row> arranged;
+  for (const size_t row : arrange_rows(costs, settings_.microbatch_size)) arranged.push_back(std::move(rows[row]));
+  rows = std::move(arranged);
 }
 
 void Loader::run() {
@@ -186,6 +196,7 @@ void Loader::restore(const PackingState& state) {
 LoaderSettings evaluation_settings(LoaderSettings settings) {
   settings.packing.shuffle = false;
   settings.packing.epochs = 1;
+  settings.row_cost = {};  // nothing is added up over microbatches that must cost alike
   return settings;
 }
 

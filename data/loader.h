@@ -49,10 +49,12 @@ struct LoaderSettings {
   int64_t microbatch_size = 1;    ///< rows per microbatch; the last of a step may have fewer
   int64_t prefetch = 2;           ///< steps read ahead; 0 reads in the caller's thread
   Content content = Content::all;
+  /// Where given, rows of a step are arranged by it before they are cut into microbatches, so that these cost alike: `arrange_rows`.
+  std::function<int64_t(const Row&)> row_cost;
   std::function<void(const HostBatch&)> read;  ///< called with each microbatch where it is read: on the background thread, steps ahead
 };
 
-/// A step's plan (all of it) and this share's microbatches, in ascending order.
+/// A step's plan (all of it; `plan.rows` arranged, `plan.digest` that of the rows as they were packed) and this share's microbatches, in ascending order.
 struct LoadedStep {
   StepPlan plan;
   std::vector<HostBatch> microbatches;
@@ -90,6 +92,7 @@ class Loader {
     std::exception_ptr error;
   };
   Entry produce();
+  void arrange(std::vector<Row>& rows) const;
   void run();
   void stop();
 

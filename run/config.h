@@ -67,6 +67,7 @@ struct Config {
     std::string eval_path;               ///< held-out documents of their own
     int64_t epochs = 0;                  ///< the run also ends after this many; 0 = no such end
     bool shuffle = true;
+    std::string arrange = "none";        ///< none, cost: rows of a step, to microbatches
     std::string tokenizer = "byte";      ///< for text files
     std::string separator;               ///< line between two documents of a text file; "" = the file is one document
     std::string tokens_dtype;            ///< u16, u32, i32, i64: of a raw .bin file

@@ -127,6 +127,9 @@ void add_data(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(path("data", "eval_path", SLOT(data.eval_path), "Held-out documents of their own, in any form `dataset_path` takes.")));
   keys.push_back(differs(number("data", "epochs", SLOT(data.epochs), 0, most_count, "The run also ends after this many epochs. 0: only `train.max_steps` ends it.")));
   keys.push_back(text("data", "shuffle", SLOT(data.shuffle), "Documents in another order each epoch."));
+  keys.push_back(choice("data", "arrange", SLOT(data.arrange), {"none", "cost"},
+                        "Which rows of a step make a microbatch. `none`: in the order of packing; `cost`: so that microbatches cost alike (attention follows the documents), cheap ones first and "
+                        "last. The step's rows are the same, and so is their arrangement in every layout; gradients are added in its order."));
   keys.push_back(choice("data", "tokenizer", SLOT(data.tokenizer), {"byte"}, "Tokenizer of text files."));
   keys.push_back(text("data", "separator", SLOT(data.separator), "Line between two documents of a text file. \"\": the file is one document."));
   keys.push_back(choice("data", "tokens_dtype", SLOT(data.tokens_dtype), {"", "u16", "u32", "i32", "i64"},

@@ -8,6 +8,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "parallel/context_cost.h"
 #include "run/context_costs.h"
 #include "run/metrics.h"
 #include "run/pipeline_stages.h"
@@ -49,6 +50,12 @@ LoaderSettings loader_settings(const Config& config) {
   settings.packing.seed = static_cast<uint64_t>(config.train.data_seed);
   settings.packing.shuffle = config.data.shuffle;
   settings.packing.epochs = config.data.epochs;
+  if (config.data.arrange == "cost")
+    settings.row_cost = [costs = TokenCosts(context_costs(config), config.train.seq_len * config.train.microbatch_size)](const Row& row) {
+      int64_t sum = 0;
+      for (const Piece& piece : row) sum += costs.until(piece.length);
+      return sum;
+    };
   settings.global_batch_size = config.train.global_batch_size;
   settings.microbatch_size = config.train.microbatch_size;
   return settings;

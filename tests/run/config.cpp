@@ -86,6 +86,7 @@ buffer_documents = 99
 eval_fraction = 0.125
 epochs = 3
 shuffle = false
+arrange = "cost"
 tokenizer = "byte"
 separator = "%"
 tokens_dtype = "u16"
