@@ -89,6 +89,16 @@ class LatestWhenAgain final : public AttentionExecutor {
   bool again_ = false;
 };
 
+/// Two ranks, all forwards, all input gradients, all weight gradients; those of one kind from the last microbatch to the first.
+PipelineSchedule turned_round(int64_t microbatches, ActionKind kind) {
+  PipelineSchedule schedule{"turned round", 2, 2, microbatches, {0, 1}, {{}, {}}};
+  for (int64_t rank = 0; rank < 2; ++rank)
+    for (const ActionKind each : {ActionKind::forward, ActionKind::backward_input, ActionKind::backward_weight})
+      for (int64_t i = 0; i < microbatches; ++i)
+        schedule.actions[static_cast<size_t>(rank)].push_back({each, rank, each == kind && kind != ActionKind::forward ? microbatches - 1 - i : i});
+  return schedule;
+}
+
 const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}};
 
 }  // namespace
@@ -133,6 +143,21 @@ BOOST_AUTO_TEST_CASE(entry_6_split_backward_carries_the_boundaries_under_every_s
       options.prepare = split_backward_of;
       BOOST_TEST(bit_difference(run_layout(config, corpus, options), one) == "", schedule << ", pp " << pp << ", " << recomputation);
     }
+    // The control: weight gradients, or those of norms, which come with input gradients, in another order. Bits tell, and the schedule says so beforehand.
+    for (const ActionKind kind : {ActionKind::backward_weight, ActionKind::backward_input}) {
+      Config config = fault_layout(2);
+      config.train.activation_checkpointing = recomputation;
+      LayoutRunOptions options;
+      options.evaluate = false;
+      options.prepare = [kind](Trainer& trainer) {
+        trainer.pipeline().set_schedule([kind](int64_t microbatches) { return turned_round(microbatches, kind); });
+      };
+      const LayoutRun turned = run_layout(config, corpus, options);
+      BOOST_TEST(bit_difference(turned, one) != "", recomputation);
+      BOOST_TEST(largest_difference(turned, one) < 1e-4, recomputation);
+      BOOST_TEST(!keeps_gradient_order(turned_round(6, kind)));
+    }
+    BOOST_TEST(keeps_gradient_order(turned_round(6, ActionKind::forward)));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "ops/elementwise.h"
 #include "products/layout_product.h"
+#include "run/pipeline_stages.h"
 
 namespace quire::test {
 

@@ -107,6 +107,7 @@ keep_last_n = 4
 load_path = "../old"
 [metrics]
 log_interval = 2
+trace = true
 [eval]
 interval = 15
 steps = 4
