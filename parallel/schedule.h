@@ -51,6 +51,10 @@ PipelineSchedule split_backward(const PipelineSchedule& schedule, int64_t delay)
 /// Throws ScheduleError naming rank and action unless every stage forwards every microbatch once and (where any backward is there) backwards it once, by B or by I then W, after its
 /// forward, on the rank that holds the stage, and the order can be carried out.
 void check_schedule(const PipelineSchedule& schedule);
+/// Most microbatches of a stage that each rank keeps at once [ranks]: from a forward until its B is done, or its W.
+std::vector<int64_t> most_kept(const PipelineSchedule& schedule);
+/// Throws ScheduleError naming rank and action where a rank would keep more than `most`. Of a schedule that `check_schedule` accepts.
+void check_kept(const PipelineSchedule& schedule, int64_t most);
 /// Whether each stage's weight gradients come in ascending order of microbatches: then the bits are those of one process.
 bool keeps_gradient_order(const PipelineSchedule& schedule);
 

@@ -29,20 +29,20 @@ ScheduleIndex::ScheduleIndex(const PipelineSchedule& schedule) : schedule_(sched
 }
 
 void ScheduleIndex::add(int64_t rank, int64_t position, const Action& action) {
+  const auto refuse = [&](auto format, auto... args) {
+    throw RankScheduleError(schedule_, rank, fmt::vformat(format, fmt::make_format_args(args...)));
+  };
   if (action.stage < 0 || action.stage >= schedule_.stages || action.microbatch < 0 || action.microbatch >= schedule_.microbatches)
-    fail<ScheduleError>(where, "{}, rank {}: action {} ({}) lies outside {} stages and {} microbatches (both count from 0)", schedule_.name, rank,
-                        position, to_string(action), schedule_.stages, schedule_.microbatches);
+    refuse("{} lies outside {} stages and {} microbatches (both count from 0)", to_string(action), schedule_.stages, schedule_.microbatches);
   if (rank_of(action) != rank)
-    fail<ScheduleError>(where, "{}, rank {}: {} belongs to rank {}, which holds stage {}", schedule_.name, rank, to_string(action), rank_of(action),
-                        action.stage);
+    refuse("{} belongs to rank {}, which holds stage {}", to_string(action), rank_of(action), action.stage);
   StagePasses& passes = passes_[slot(action.stage, action.microbatch)];
   int64_t& place = action.kind == ActionKind::forward           ? passes.forward
                    : action.kind == ActionKind::backward_weight ? passes.weight
                                                                 : passes.backward;
   if (place != -1) {
     const Action& first = schedule_.actions[static_cast<size_t>(rank)][static_cast<size_t>(place)];
-    fail<ScheduleError>(where, "{}, rank {}: action {} ({}) does again what action {} ({}) did", schedule_.name, rank, position, to_string(action),
-                        place, to_string(first));
+    refuse("action {} ({}) does again what action {} ({}) did", position + 1, to_string(action), place + 1, to_string(first));
   }
   place = position;
   if (action.kind == ActionKind::backward_input) passes.split = true;

@@ -5,8 +5,22 @@
 #include <vector>
 
 #include "parallel/schedule.h"
+#include "runtime/error.h"
 
 namespace quire {
+
+/// A ScheduleError that knows whose list is wrong, so that who read the list from a file can name the line.
+class RankScheduleError : public ScheduleError {
+ public:
+  RankScheduleError(const PipelineSchedule& schedule, int64_t rank, const std::string& reason)
+      : ScheduleError(fmt::format("[pipeline schedule] {}, rank {}: {}", schedule.name, rank, reason)), rank_(rank), reason_(reason) {}
+  int64_t rank() const { return rank_; }
+  const std::string& reason() const { return reason_; }  ///< without schedule and rank
+
+ private:
+  int64_t rank_;
+  std::string reason_;
+};
 
 /// One microbatch on one stage: positions in the list of the stage's rank, -1 where the schedule has no such action.
 struct StagePasses {
@@ -50,5 +64,10 @@ class ScheduleIndex {
   const PipelineSchedule& schedule_;
   std::vector<StagePasses> passes_;  ///< [stages, microbatches]
 };
+
+/// The parts of `check_schedule`: every stage does every microbatch, each of its passes after those of the same stage that it builds on;
+void check_passes(const PipelineSchedule& schedule, const ScheduleIndex& index);
+/// and the order can be carried out: `done` [ranks] is how many actions of each rank could be.
+void check_progress(const PipelineSchedule& schedule, const ScheduleIndex& index, const std::vector<size_t>& done);
 
 }  // namespace quire

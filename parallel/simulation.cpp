@@ -196,11 +196,11 @@ ScheduleCosts ScheduleCosts::equal(int64_t stages, int64_t microbatches, double 
 }
 
 Simulation simulate(const PipelineSchedule& schedule, const ScheduleCosts& costs, bool with_timeline) {
-  check_schedule(schedule);
-  check_costs(schedule, costs);
   const ScheduleIndex index(schedule);
+  check_passes(schedule, index);
+  check_costs(schedule, costs);
   Simulator simulator(schedule, costs, index, with_timeline);
-  walk_schedule(schedule, index, [&](const Action& action) { simulator.add(action); });
+  check_progress(schedule, index, walk_schedule(schedule, index, [&](const Action& action) { simulator.add(action); }));
   return simulator.take();
 }
 

@@ -98,6 +98,19 @@ BOOST_AUTO_TEST_CASE(gpipe_does_all_forwards_then_all_backwards_ascending) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(what_a_rank_keeps_is_bounded) {
+  for_built_in_schedules([](const PipelineSchedule& made, int64_t) {
+    const std::vector<int64_t> kept = most_kept(made);
+    for (size_t rank = 0; rank < kept.size(); ++rank) BOOST_TEST(kept[rank] == most_in_flight(made, rank));
+    const int64_t most = *std::max_element(kept.begin(), kept.end());
+    BOOST_CHECK_NO_THROW(check_kept(made, most));
+    if (most > 0) check_error<ScheduleError>([&] { check_kept(made, most - 1); }, {made.name, "rank", "F", fmt::format("keeps {} microbatches", most)});
+  });
+  check_error<ScheduleError>([] { check_kept(make_schedule("gpipe", 2, 1, 5), 3); }, {"gpipe", "rank 0", "0F3", "keeps 4", "allowed: 3"});
+  // A W that comes late keeps its microbatch.
+  check_error<ScheduleError>([] { check_kept(split_backward(make_schedule("1f1b", 2, 1, 5), 9), 2); }, {"rank 0", "0F2", "keeps 3"});
+}
+
 // Narayanan et al. 2021: the bubble takes (p - 1) of m + p - 1 parts of the time, and the number of chunks divides it.
 BOOST_AUTO_TEST_CASE(bubbles_are_those_of_the_papers) {
   for_built_in_schedules([](const PipelineSchedule& made, int64_t chunks) {
