@@ -67,19 +67,36 @@ PipelineProgram lower(const PipelineSchedule& schedule) {
   const SendingOrder order = sending_order(schedule, index);
   size_t longest = 1;
   for (const std::vector<Action>& actions : schedule.actions) longest = std::max(longest, actions.size());
-  // With everything posted at the start no send ever waits, so the last try succeeds. A receive posted early costs memory for longer: the first that
-  // succeeds is taken.
-  for (size_t lookahead = 1;; ++lookahead) {
+  const auto attempt = [&](size_t lookahead) -> std::optional<PipelineProgram> {
     PipelineProgram program{schedule, {}};
-    for (size_t rank = 0; rank < order.size(); ++rank)
-      program.instructions.push_back(lower_rank(schedule, index, order, rank, lookahead));
+    for (size_t rank = 0; rank < order.size(); ++rank) program.instructions.push_back(lower_rank(schedule, index, order, rank, lookahead));
     try {
       check_program(program);
       return program;
     } catch (const ScheduleError&) {
       if (lookahead >= longest) throw;
+      return std::nullopt;
+    }
+  };
+  // With everything posted at the start no send ever waits, so the longest lookahead succeeds, and a longer one succeeds where a shorter one does. A receive
+  // posted early costs memory for longer: the shortest that succeeds is taken, found by doubling and then halving what lies between.
+  size_t fails = 0, succeeds = 1;
+  std::optional<PipelineProgram> program = attempt(succeeds);
+  while (!program) {
+    fails = succeeds;
+    succeeds = std::min(2 * succeeds, longest);
+    program = attempt(succeeds);
+  }
+  while (succeeds - fails > 1) {
+    const size_t middle = fails + (succeeds - fails) / 2;
+    if (std::optional<PipelineProgram> shorter = attempt(middle)) {
+      program = std::move(shorter);
+      succeeds = middle;
+    } else {
+      fails = middle;
     }
   }
+  return *std::move(program);
 }
 
 int64_t late_sends(const PipelineProgram& program) {

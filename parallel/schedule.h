@@ -55,7 +55,7 @@ void check_schedule(const PipelineSchedule& schedule);
 std::vector<int64_t> most_kept(const PipelineSchedule& schedule);
 /// Throws ScheduleError naming rank and action where a rank would keep more than `most`. Of a schedule that `check_schedule` accepts.
 void check_kept(const PipelineSchedule& schedule, int64_t most);
-/// Whether each stage's weight gradients come in ascending order of microbatches: then the bits are those of one process.
+/// Whether each stage's gradients come in ascending order of microbatches, those of matrices (B and W) and of all other weights (B and I): then the bits are those of one process.
 bool keeps_gradient_order(const PipelineSchedule& schedule);
 
 /// What one rank does with one message or computation.

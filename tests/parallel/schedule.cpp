@@ -216,7 +216,7 @@ BOOST_AUTO_TEST_CASE(gradient_order_is_told_from_the_weight_gradients) {
   BOOST_CHECK_NO_THROW(check_schedule(other));
   BOOST_TEST(!keeps_gradient_order(other));
   const PipelineSchedule split = split_backward(made, 5);
-  BOOST_TEST(keeps_gradient_order(changed(split, 1, swap(I))));
+  BOOST_TEST(!keeps_gradient_order(changed(split, 1, swap(I))));  // norms get their gradients with the input's
   BOOST_TEST(!keeps_gradient_order(changed(split, 1, swap(W))));
 }
 
