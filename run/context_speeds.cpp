@@ -1,47 +1,16 @@
 #include "run/context_speeds.h"
 
 #include <algorithm>
-#include <chrono>
-#include <limits>
 
 #include "ops/attention.h"
 #include "ops/matmul.h"
 #include "run/context_costs.h"
+#include "run/speed_samples.h"
 #include "run/trainer.h"
 
 namespace quire {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-/// Seconds of the fastest of `tries` calls, after one that is not timed. Counts of tries, not clocks: ranks that meet in `work` must agree.
-template <class Work>
-double best_of(int tries, const Work& work) {
-  work();
-  double best = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < tries; ++i) {
-    const Clock::time_point start = Clock::now();
-    work();
-    best = std::min(best, seconds_since(start));
-  }
-  return std::max(best, 1e-9);
-}
-
-/// Values of about one, without the zeros that some processors multiply faster.
-Tensor some_values(Rank& rank, const Shape& shape, DType dtype) {
-  const Tensor tensor = Tensor::empty(rank, shape, dtype);
-  const int64_t count = tensor.elements();
-  for (int64_t i = 0; i < count; ++i) {
-    const double value = 0.25 + static_cast<double>(i % 7) / 8;
-    if (dtype == DType::f64) tensor.data<double>()[i] = value;
-    else if (dtype == DType::f32) tensor.data<float>()[i] = static_cast<float>(value);
-    else tensor.data<bf16>()[i] = bf16(static_cast<float>(value));
-  }
-  return tensor;
-}
 
 double pairs_per_second(Rank& rank, const Config& config) {
   const ModelConfig& model = config.model;

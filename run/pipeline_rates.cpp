@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "ops/attention.h"
+#include "run/context_speeds.h"
+#include "run/machine.h"
+#include "run/pipeline_costs.h"
+#include "run/rank_options.h"
+#include "run/speed_samples.h"
+
+namespace quire {
+
+Tensor some_values(Rank& rank, const Shape& shape, DType dtype) {
+  const Tensor tensor = Tensor::empty(rank, shape, dtype);
+  const int64_t count = tensor.elements();
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = 0.25 + static_cast<double>(i % 7) / 8;
+    if (dtype == DType::f64) tensor.data<double>()[i] = value;
+    else if (dtype == DType::f32) tensor.data<float>()[i] = static_cast<float>(value);
+    else tensor.data<bf16>()[i] = bf16(static_cast<float>(value));
+  }
+  return tensor;
+}
+
+namespace {
+
+double attention_backward_flops(Rank& rank, const Config& config) {
+  const ModelConfig& model = config.model;
+  const int64_t tokens = std::clamp<int64_t>(config.train.seq_len, 32, 512);
+  AttentionOptions options;
+  options.heads = std::min<int64_t>(model.n_heads, 8);
+  options.kv_heads = std::max<int64_t>(options.heads * model.n_kv_heads / model.n_heads, 1);
+  options.heads = options.kv_heads * std::max<int64_t>(options.heads / options.kv_heads, 1);
+  options.head_dim = model.head_dim;
+  options.backend = attention_backend_from(model.attention_backend);
+  const Tensor q = some_values(rank, {tokens, options.heads * model.head_dim}, config.dtype()), k = some_values(rank, {tokens, options.kv_heads * model.head_dim}, config.dtype());
+  const int64_t lengths[] = {tokens};
+  const DocumentRuns runs = shared_runs(Documents::from_lengths(lengths));
+  const AttentionPartial forward = attention_partial(rank, q, k, k, runs, runs, options);
+  const DType type = accumulator_of(config.dtype());
+  const Tensor dq = Tensor::zeros(rank, q.shape(), type), dk = Tensor::zeros(rank, k.shape(), type), dv = Tensor::zeros(rank, k.shape(), type),
+               delta = attention_delta(rank, q, q, options);
+  const double seconds = best_of(5, [&] { attention_backward(rank, q, k, k, runs, runs, q, forward.lse, delta, options, dq, dk, dv); });
+  return 10.0 * static_cast<double>(options.heads * model.head_dim * (tokens * (tokens + 1) / 2)) / seconds;
+}
+
+double memory_rate(Rank& rank, const Config& config) {
+  const Tensor from = some_values(rank, {std::clamp<int64_t>(config.train.seq_len, 32, 512), std::min<int64_t>(config.model.dim, 4096)}, config.dtype()),
+               into = some_values(rank, from.shape(), config.dtype());
+  const double seconds = best_of(9, [&] { accumulate(rank, from, into); });
+  return 3.0 * static_cast<double>(from.bytes()) / seconds;
+}
+
+}  // namespace
+
+PipelineRates measure_pipeline_rates(const Config& config) {
+  PipelineRates rates;
+  run_local(2, {}, [&](Communicator& world) {
+    RankOptions options = rank_options(config);
+    options.first_processor = -1;
+    if (config.run.threads == 0) options.threads = std::max(1, usable_processors() / 2);
+    Rank rank(options);
+    const ContextSpeeds speeds = measure_context_speeds(rank, world, config);
+    PipelineRates own;
+    own.product_flops = speeds.flops_per_second;
+    own.attention_flops = speeds.pairs_per_second * 4.0 * static_cast<double>(config.model.head_dim);
+    own.attention_backward_flops = attention_backward_flops(rank, config);
+    own.memory_bytes = memory_rate(rank, config);
+    own.latency = speeds.seconds_per_message;
+    own.link_bytes = speeds.bytes_per_second;
+    own.measured = true;
+    if (world.rank() == 0) rates = own;
+  });
+  return rates;
+}
+
+}  // namespace quire
