@@ -158,8 +158,8 @@ class Reader {
     set(*key, *node, place, "");
   }
 
-  Config finish() {
-    resolve_config(config, places_, name_);
+  Config finish(bool reads_files = true) {
+    resolve_config(config, places_, name_, reads_files);
     if (config.data.dataset_path.empty())
       fail<ConfigError>(name_, "data.dataset_path is not set; allowed: a folder made by prepare, or a .bin, .npy or text file");
     if (config.run.dir.empty())
@@ -224,6 +224,12 @@ Config parse_config(std::string_view text, const std::string& name, const std::s
   reader.read(text, folder);
   for (const std::string& argument : overrides) reader.read_override(argument);
   return reader.finish();
+}
+
+Config parse_stored_config(std::string_view text, const std::string& name, const std::string& folder) {
+  Reader reader(name);
+  reader.read(text, folder);
+  return reader.finish(/*reads_files=*/false);
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, FileSystem& fs) {

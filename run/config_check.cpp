@@ -113,8 +113,7 @@ int64_t check_schedule_file(const Config& config, const ConfigPlaces& places, co
   const Config::Distributed& d = config.distributed;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
   const std::string where = place("distributed.pp_schedule"), file = std::filesystem::absolute(d.pp_schedule).lexically_normal().string();
-  fail<ConfigError>(where, "{}: schedules in files are not there yet", file);
-  const PipelineSchedule schedule;
+  const PipelineSchedule schedule = read_schedule(file);
   if (d.pp_chunks > 1 && d.pp_chunks * schedule.ranks != schedule.stages)
     fail<ConfigError>(place("distributed.pp_chunks"), "distributed.pp_chunks is {} but {} has {} stages on {} ranks; allowed: leave it out, the file says where stages lie", d.pp_chunks, file,
                       schedule.stages, schedule.ranks);
@@ -135,10 +134,11 @@ int64_t check_schedule_file(const Config& config, const ConfigPlaces& places, co
 }
 
 /// Layers on stages. Needs the resolved model and batch.
-void check_pipeline(Config& config, const ConfigPlaces& places, const std::string& name) {
+void check_pipeline(Config& config, const ConfigPlaces& places, const std::string& name, bool reads_files) {
   const Config::Distributed& d = config.distributed;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
   const bool file = config.has_schedule_file();
+  if (file && !reads_files) return;
   if (!file) check_chunks(config, places, name);
   const int64_t layers = config.model.n_layers, stages = file ? check_schedule_file(config, places, name) : d.pp * d.pp_chunks;
   if (stages > layers) {
@@ -237,7 +237,7 @@ void check_key(const ConfigKey& key, Config& config, const ConfigPlaces& places,
   }
 }
 
-void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name) {
+void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name, bool reads_files) {
   if (config.distributed.dp_shard == -1) config.distributed.dp_shard = 1;  // all ranks that are left: none, as replicas are counted
   for (const ConfigKey& key : config_schema()) check_key(key, config, places, name);
   for (const std::string& kernel : config.run.kernels)
@@ -246,7 +246,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   resolve_batch(config, places, name);
   resolve_model(config, places, name);
   check_schedule(config, places, name);
-  check_pipeline(config, places, name);
+  check_pipeline(config, places, name, reads_files);
   check_context(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {

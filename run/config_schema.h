@@ -45,8 +45,11 @@ using ConfigPlaces = std::map<std::string, std::string, std::less<>>;
 /// Throws ConfigError unless the slot's value is in range, among the choices and implemented.
 void check_key(const ConfigKey& key, Config& config, const ConfigPlaces& places, const std::string& name);
 
-/// Resolves in place; `name` stands in messages about keys that were not given.
-void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name);
+/// Resolves in place; `name` stands in messages about keys that were not given. Without `reads_files` a schedule's file is not looked at.
+void resolve_config(Config& config, const ConfigPlaces& places, const std::string& name, bool reads_files = true);
+
+/// The config that a run folder or a checkpoint keeps: as `parse_config`, though a schedule's file may be gone or changed since.
+Config parse_stored_config(std::string_view text, const std::string& name, const std::string& folder = {});
 
 /// A value as TOML writes it.
 std::string value_text(const ConfigSlot& slot);

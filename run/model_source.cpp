@@ -6,6 +6,7 @@
 #include "model/strict_json.h"
 #include "ops/elementwise.h"
 #include "parallel/checkpoint.h"
+#include "run/config_schema.h"
 
 namespace quire {
 
@@ -50,7 +51,7 @@ class CheckpointSource final : public ModelSource {
     const json state = parse_strict_json("checkpoint", path, reader_.state());
     if (!state.is_object() || !state.contains("format") || state["format"] != 1)
       fail<DataError>("checkpoint", "{} is of no format known here; allowed: a checkpoint of training, \"format\": 1", path);
-    const Config config = parse_config(state_value<std::string>(state, path, "config"), path);
+    const Config config = parse_stored_config(state_value<std::string>(state, path, "config"), path);
     info_.model = config.model;
     info_.dtype = config.dtype();
     info_.step = reader_.step();

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <vector>
 
+#include "run/config_schema.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -132,7 +133,7 @@ int64_t RunFolder::truncate_metrics_after(int64_t step) {
 std::optional<Config> stored_config(const std::string& folder, FileSystem& fs) {
   const std::string name = folder + "/config.toml";
   if (!fs.exists(name)) return std::nullopt;
-  return parse_config(read_text(fs, name), name, folder);
+  return parse_stored_config(read_text(fs, name), name, folder);
 }
 
 }  // namespace quire

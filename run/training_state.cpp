@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/checkpoint.h"
+#include "run/config_schema.h"
 #include "run/model_source.h"
 
 namespace quire {
@@ -122,7 +123,7 @@ std::optional<LoadedState> load_training_state(FileSystem& fs, const std::string
   const json state = parse_state(reader);
   // The checkpoint itself knows what it was trained with, whatever became of the folder's config.toml.
   if (const json config = state.value("config", json()); config.is_string())
-    check_resumable(parse_config(config.get<std::string>(), own.folder + "/state.json"), trainer.config());
+    check_resumable(parse_stored_config(config.get<std::string>(), own.folder + "/state.json"), trainer.config());
   for_tensors(trainer, [&](const char* kind, const Parameter& p, const Tensor& tensor) { reader.read(kind, p.name, tensor); });
   trainer.set_steps_done(reader.step());
   try {
