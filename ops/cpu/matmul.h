@@ -27,8 +27,8 @@ struct MatmulTiles {
   int64_t tile_rows, panel_columns;
   bool reads_in_place;  ///< rows of A that are contiguous in k are better read where they lie than packed
 
-  /// c[rows, columns] (A) = or += rows of A times one panel.
-  void (*multiply)(const MatmulRows& a, const void* panel, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
+  /// c[rows, columns] (A) = or += rows of A times one panel. Meanwhile `next`, a panel of the same size (or null), is fetched.
+  void (*multiply)(const MatmulRows& a, const void* panel, const void* next, int64_t depth, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);
 
   /// c[rows, columns] (bf16) = round(sum) or round(c + sum). Only for bf16, else null.
   void (*round)(const float* sum, int64_t sum_row, int64_t rows, int64_t columns, void* c, int64_t c_row, bool add);

@@ -18,11 +18,11 @@ constexpr int64_t most_shared_rows = 1024;
 /// Up to this many rows, reading and writing C once more costs less than panels of B that went to far memory and back.
 constexpr int64_t few_rows = 256;
 /// Rows of A that stay in the second level cache while they meet the panels of B, and most columns of one chunk.
-constexpr int64_t block_rows = 96, block_columns = 512;
+constexpr int64_t block_rows = 96, block_columns = slab_columns;
 /// Panels of B that one task packs: rows of B are then read in pieces of some cache lines.
 constexpr int64_t packed_panels = 4;
-/// Chunks wanted for up to 64 threads, where the matrix is large enough.
-constexpr int64_t wanted_chunks = 128;
+/// Chunks wanted for each of several threads, where the matrix is large enough.
+constexpr int64_t thread_chunks = 4;
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -77,7 +77,8 @@ int64_t block_depth(int64_t k) {
   return std::min(matmul_depth, round_up(chunks_of(k, blocks), 16));
 }
 
-ChunkShape chunk_shape(const Product& product, int64_t columns) {
+ChunkShape chunk_shape(const Product& product, int64_t columns, int64_t threads) {
+  const int64_t wanted_chunks = threads == 1 ? 1 : thread_chunks * threads;
   const int64_t tile_rows = product.tiles.tile_rows, panel = product.tiles.panel_columns, m = product.args.m;
   ChunkShape shape{round_up(block_rows, tile_rows), round_up(block_columns, panel)};
   const auto few = [&] { return chunks_of(m, shape.rows) * chunks_of(columns, shape.columns) < wanted_chunks; };
@@ -142,10 +143,15 @@ void multiply_chunk(const Product& product, const Slab& slab, const Scratch& scr
                                                  : product.pack_a(row, row_end, step, depth, scratch.rows);
     for (int64_t j = column; j < column_end; j += tiles.panel_columns) {
       const int64_t columns = std::min(tiles.panel_columns, column_end - j);
-      const char* panel = scratch.panel;
-      if (slab.panels) panel = slab.panels + panel_offset(product, slab, step, depth, j);
-      else product.packing.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
-      tiles.multiply(a, panel, depth, rows, columns, sums + (j - column) * product.accumulator_bytes, sums_row, add);
+      const char *panel = scratch.panel, *next = nullptr;
+      if (slab.panels) {
+        panel = slab.panels + panel_offset(product, slab, step, depth, j);
+        if (j + tiles.panel_columns < column_end) next = panel + depth * tiles.panel_columns * product.accumulator_bytes;
+        else if (step + 2 * depth <= slab.last_step) next = slab.panels + panel_offset(product, slab, step + depth, depth, column);
+      } else {
+        product.packing.pack_b(product.b(step, j), args.b_row, args.b_col, depth, columns, scratch.panel);
+      }
+      tiles.multiply(a, panel, next, depth, rows, columns, sums + (j - column) * product.accumulator_bytes, sums_row, add);
     }
   }
   if (product.rounds && slab.last_step == args.k)
@@ -171,8 +177,9 @@ bool reads_in_place(const MatmulArgs& args, const MatmulTiles& tiles) {
 /// Columns of a slab. Where C is rounded, slabs are rather narrow than shallow: sums of all of C would go to far memory and back.
 int64_t columns_at_once(const Product& product) {
   const MatmulArgs& args = product.args;
-  if (!product.rounds || args.m <= most_shared_rows) return std::min(args.n, slab_columns);
-  const int64_t panel = product.tiles.panel_columns, fitting = slab_elements / std::min(round_up(args.k, product.depth), slab_depth);
+  const int64_t panel = product.tiles.panel_columns;
+  if (!product.rounds || args.m <= most_shared_rows) return std::min(args.n, round_up(slab_columns, panel));
+  const int64_t fitting = slab_elements / std::min(round_up(args.k, product.depth), slab_depth);
   return std::min(args.n, std::clamp(fitting / panel * panel, least_slab_columns, slab_columns));
 }
 
@@ -201,7 +208,7 @@ void matmul_packed(Rank& rank, const MatmulArgs& args) {
                         reads_in_place(args, tiles), args.c_type == DType::bf16};
   const int64_t panel = product.tiles.panel_columns;
   const int64_t columns = columns_at_once(product);
-  const ChunkShape shape = chunk_shape(product, columns);
+  const ChunkShape shape = chunk_shape(product, columns, rank.pool().threads());
   const int64_t down = chunks_of(args.m, shape.rows), across = chunks_of(columns, shape.columns);
   const bool share_panels = down > 1;
   const bool share_rows = !product.read_in_place && across > 1 && args.m <= most_shared_rows;

@@ -68,26 +68,54 @@ HWY_INLINE void transpose_block(D d, const T* const* rows, int64_t p, hn::TFromD
 }
 #endif
 
+#if HWY_TARGET == HWY_AVX2
+/// Eight steps of four rows at once: out[s * out_step + r] = rows[r][p + s].
+template <class T>
+HWY_INLINE void transpose_four(const T* const* rows, int64_t p, float* out, int64_t out_step) {
+  const Tag<float> d;
+  const hn::Half<Tag<float>> half;
+  const hn::Repartition<double, Tag<float>> wide;
+  const auto x0 = load(d, rows[0] + p), x1 = load(d, rows[1] + p), x2 = load(d, rows[2] + p), x3 = load(d, rows[3] + p);
+  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, x0, x1)), high01 = hn::BitCast(wide, hn::InterleaveUpper(d, x0, x1));
+  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, x2, x3)), high23 = hn::BitCast(wide, hn::InterleaveUpper(d, x2, x3));
+  // Steps s and s + 4 in the blocks of one vector.
+  const hn::Vec<Tag<float>> steps[] = {hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)),
+                                       hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23))};
+#pragma GCC unroll 4
+  for (int64_t s = 0; s < 4; ++s) {
+    hn::StoreU(hn::LowerHalf(half, steps[s]), half, out + s * out_step);
+    hn::StoreU(hn::UpperHalf(half, steps[s]), half, out + (s + 4) * out_step);
+  }
+}
+#else
+template <class T>
+void transpose_four(const T* const*, int64_t, float*, int64_t) {}
+#endif
+
 /// out[p * out_step + r] = x[min(r, rows - 1) * x_row + p] for p < depth in ascending order and each r of a whole vector. Meanwhile the rows
 /// that lie `ahead` elements further are fetched.
-template <class T>
-HWY_INLINE void transpose(const T* x, int64_t x_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_step, [[maybe_unused]] int64_t ahead) {
-  using A = AccumulatorType<T>;
-  const T* row[lanes<A>];
-  for (int64_t r = 0; r < lanes<A>; ++r) row[r] = x + std::min(r, rows - 1) * x_row;
+template <class D, class T>
+HWY_INLINE void transpose([[maybe_unused]] D d, const T* x, int64_t x_row, int64_t rows, int64_t depth, AccumulatorType<T>* out, int64_t out_step, [[maybe_unused]] int64_t ahead) {
+  using A [[maybe_unused]] = AccumulatorType<T>;
+  constexpr int64_t count = hn::MaxLanes(D());
+  const T* row[count];
+  for (int64_t r = 0; r < count; ++r) row[r] = x + std::min(r, rows - 1) * x_row;
   int64_t p = 0;
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  const Tag<A> d;
   constexpr int64_t block = 16 / sizeof(A), line = 64 / sizeof(T);
   for (; p + line <= depth; p += line) {
     if (ahead != 0)
-      for (int64_t r = 0; r < lanes<A>; ++r) hwy::Prefetch(row[r] + ahead + p);
-    for (int64_t s = 0; s < line; s += block, out += block * out_step) transpose_block(d, row, p + s, out, out_step);
+      for (int64_t r = 0; r < count; ++r) hwy::Prefetch(row[r] + ahead + p);
+    if constexpr (count == 4 && lanes<A> == 8) {
+      for (int64_t s = 0; s < line; s += 8, out += 8 * out_step) transpose_four(row, p + s, out, out_step);
+    } else {
+      for (int64_t s = 0; s < line; s += block, out += block * out_step) transpose_block(d, row, p + s, out, out_step);
+    }
   }
   for (; p + block <= depth; p += block, out += block * out_step) transpose_block(d, row, p, out, out_step);
 #endif
   for (; p < depth; ++p, out += out_step)
-    for (int64_t r = 0; r < lanes<A>; ++r) out[r] = read(row[r][p]);
+    for (int64_t r = 0; r < count; ++r) out[r] = read(row[r][p]);
 }
 
 /// Columns that are contiguous: whole rows of some panels, step by step.
@@ -119,7 +147,7 @@ void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, 
     for (; done < columns; done += width)
       for (int64_t j = done; j < done + width; j += lanes<A>) {
         const int64_t first = std::min(j, columns - 1), after = first + lanes<A> < columns ? lanes<A> * b_col : 0;
-        transpose(b + first * b_col, b_col, columns - first, depth, out + done * depth + j - done, width, after);
+        transpose(Tag<A>(), b + first * b_col, b_col, columns - first, depth, out + done * depth + j - done, width, after);
       }
   }
   for (; done < columns; done += width)
@@ -127,8 +155,10 @@ void pack_b(const void* b_pointer, int64_t b_row, int64_t b_col, int64_t depth, 
       for (int64_t j = 0; j < width; ++j) out[done * depth + p * width + j] = done + j < columns ? read(b[p * b_row + (done + j) * b_col]) : A(0);
 }
 
-/// Vectors that cover a tile's rows; the last one reaches past them.
-template <class A> constexpr int64_t row_vectors = (tile_rows + lanes<A> - 1) / lanes<A>;
+/// Vectors that cover a tile's rows, no wider than need be; the last one may reach past them.
+template <class A> using RowTag = hn::CappedTag<A, tile_rows <= 4 ? 4 : 16>;
+template <class A> constexpr int64_t row_lanes = hn::MaxLanes(RowTag<A>());
+template <class A> constexpr int64_t row_vectors = (tile_rows + row_lanes<A> - 1) / row_lanes<A>;
 
 /// Rows that are contiguous in k are transposed, tile by tile.
 template <class T>
@@ -143,25 +173,30 @@ void pack_along_k(const T* a, int64_t a_row, int64_t rows, int64_t readable, int
     const int64_t ahead = first + 2 * tile_rows <= readable ? tile_rows * a_row : 0;
     // What a vector writes past the tile's rows is the next step's first rows: they are written after it.
     for (int64_t v = row_vectors<A> - 1; v >= 0; --v)
-      if (v * lanes<A> < count) transpose(a + (first + v * lanes<A>) * a_row, a_row, count - v * lanes<A>, depth, out + v * lanes<A>, tile_rows, ahead);
+      if (const int64_t r = v * row_lanes<A>; r < count) transpose(RowTag<A>(), a + (first + r) * a_row, a_row, count - r, depth, out + r, tile_rows, ahead);
   }
 }
 
-/// Rows that are contiguous in i are copied step by step, as whole vectors where the matrix has the values.
+/// Rows that are contiguous in i are copied as whole vectors where the matrix has the values, some steps of each tile at once: they fill lines of the packed rows.
 template <class T>
 void pack_along_rows(const T* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t readable, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
   using A = AccumulatorType<T>;
-  const Tag<A> d;
-  constexpr int64_t reach = row_vectors<A> * lanes<A>, line = 64 / static_cast<int64_t>(sizeof(T));
+  const RowTag<A> d;
+  constexpr int64_t reach = row_vectors<A> * row_lanes<A>, together = 4;
   const int64_t fast = a_row == 1 && readable >= reach ? std::min(chunks_of(rows, tile_rows), (readable - reach) / tile_rows + 1) : 0;
-  for (int64_t p = 0; p < depth; ++p) {
-    const T* from = a + p * a_col;
-    A* to = out + p * tile_rows;
-    for (int64_t i = 0; i < rows; i += line) hwy::Prefetch(a + std::min(p + 16, depth - 1) * a_col + i * a_row);
+  // What a vector writes past the tile's rows is the next step's first rows: they are written after it.
+  const auto copy = [&](int64_t t, int64_t p) HWY_ATTR {
+    for (int64_t v = 0; v < row_vectors<A>; ++v)
+      hn::StoreU(load(d, a + p * a_col + t * tile_rows + v * row_lanes<A>), d, out + t * out_tile + p * tile_rows + v * row_lanes<A>);
+  };
+  int64_t p = 0;
+  for (; p + together <= depth; p += together)
     for (int64_t t = 0; t < fast; ++t)
-      for (int64_t v = 0; v < row_vectors<A>; ++v) hn::StoreU(load(d, from + t * tile_rows + v * lanes<A>), d, to + t * out_tile + v * lanes<A>);
-    for (int64_t i = fast * tile_rows; i < rows; ++i) to[i / tile_rows * out_tile + i % tile_rows] = read(from[i * a_row]);
-  }
+      for (int64_t s = 0; s < together; ++s) copy(t, p + s);
+  for (; p < depth; ++p)
+    for (int64_t t = 0; t < fast; ++t) copy(t, p);
+  for (int64_t i = fast * tile_rows; i < rows; ++i)
+    for (p = 0; p < depth; ++p) out[i / tile_rows * out_tile + p * tile_rows + i % tile_rows] = read(a[p * a_col + i * a_row]);
 }
 
 template <class T>
