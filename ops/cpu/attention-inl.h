@@ -7,6 +7,8 @@
 #define QUIRE_ATTENTION_INL
 #endif
 
+#include <hwy/cache_control.h>
+#include "ops/cpu/attention_tile-inl.h"
 #include "ops/cpu/exponential-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,6 +35,9 @@ template <class A> HWY_INLINE int64_t lanes_of() { return static_cast<int64_t>(h
 template <class A, int rows, int vectors>
 HWY_INLINE void multiply_tile(int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const A* HWY_RESTRICT b, int64_t b_row,
                    A* HWY_RESTRICT c, int64_t c_row, bool accumulate) {
+#if HWY_TARGET == HWY_AVX2
+  if constexpr (rows == 6 && vectors == 2) return multiply_six_by_two(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+#endif
   const hn::ScalableTag<A> d;
   const int64_t lanes = lanes_of<A>();
   hn::Vec<decltype(d)> sum[rows][vectors];
@@ -66,8 +71,13 @@ template <class A, int rows>
 void multiply_tiles(int64_t vectors, int64_t depth, const A* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const A* HWY_RESTRICT b, int64_t b_row,
                     A* HWY_RESTRICT c, int64_t c_row, bool accumulate) {
   const int64_t lanes = lanes_of<A>();
-  for (; vectors >= tile_vectors; vectors -= tile_vectors, b += tile_vectors * lanes, c += tile_vectors * lanes)
+  const A* const below = c + rows * c_row;
+  for (; vectors >= tile_vectors; vectors -= tile_vectors, b += tile_vectors * lanes, c += tile_vectors * lanes) {
+    const A* next = vectors > tile_vectors ? c + tile_vectors * lanes : below;  // probably
+    QUIRE_UNROLL
+    for (int i = 0; i < rows; ++i) hwy::Prefetch(next + i * c_row);
     multiply_tile<A, rows, tile_vectors>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
+  }
   if constexpr (tile_vectors == 4) {
     if (vectors == 3) return multiply_tile<A, rows, 3>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
     if (vectors == 2) return multiply_tile<A, rows, 2>(depth, a, a_row, a_column, b, b_row, c, c_row, accumulate);
