@@ -38,8 +38,9 @@ std::vector<int64_t> place_stages(std::string_view schedule, int64_t ranks, int6
 
 /// gpipe (Huang et al., 2019), 1f1b (PipeDream-Flush: Narayanan et al., 2021), interleaved_1f1b with `chunks` stages per rank (Megatron-LM: Narayanan
 /// et al., 2021), zb_h1 (Qi et al., "Zero Bubble Pipeline Parallelism", 2023) and zb_v with two stages per rank (there, and Qi et al., "Pipeline
-/// Parallelism with Controllable Memory", 2024), the last two with split backward; stages as `place_stages` places them. Any number of microbatches, 0 and fewer than stages included. Each stage does the backward passes of its
-/// microbatches in ascending order. Throws ConfigError for an unknown name, and for chunks that the schedule can not have.
+/// Parallelism with Controllable Memory", 2024), the last two with split backward; stages as `place_stages` places them. Any number of microbatches, 0
+/// and fewer than stages included. Each stage does its passes of every kind in ascending order of microbatches. Throws ConfigError for an unknown name,
+/// and for chunks that the schedule can not have.
 PipelineSchedule make_schedule(std::string_view name, int64_t ranks, int64_t chunks, int64_t microbatches);
 /// Forward passes only, stage s on rank s mod ranks: evaluation.
 PipelineSchedule forward_schedule(int64_t ranks, int64_t chunks, int64_t microbatches);
@@ -48,14 +49,15 @@ PipelineSchedule forward_schedule(const std::vector<int64_t>& rank_of_stage, int
 /// Every B as I right there and its W as late as possible, without keeping more than `delay` of them back on a rank: for tests of split backward.
 PipelineSchedule split_backward(const PipelineSchedule& schedule, int64_t delay);
 
-/// Throws ScheduleError naming rank and action unless every stage forwards every microbatch once and (where any backward is there) backwards it once, by B or by I then W, after its
-/// forward, on the rank that holds the stage, and the order can be carried out.
+/// Throws ScheduleError naming rank and action unless every stage forwards every microbatch once and (where any backward is there) backwards it
+/// once, by B or by I then W, after its forward, on the rank that holds the stage, and the order can be carried out.
 void check_schedule(const PipelineSchedule& schedule);
 /// Most microbatches of a stage that each rank keeps at once [ranks]: from a forward until its B is done, or its W.
 std::vector<int64_t> most_kept(const PipelineSchedule& schedule);
 /// Throws ScheduleError naming rank and action where a rank would keep more than `most`. Of a schedule that `check_schedule` accepts.
 void check_kept(const PipelineSchedule& schedule, int64_t most);
-/// Whether each stage's gradients come in ascending order of microbatches, those of matrices (B and W) and of all other weights (B and I): then the bits are those of one process.
+/// Whether each stage's gradients come in ascending order of microbatches, those of matrices (B and W) and of all other weights (B and I): then
+/// the bits are those of one process.
 bool keeps_gradient_order(const PipelineSchedule& schedule);
 
 /// What one rank does with one message or computation.

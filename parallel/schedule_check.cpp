@@ -78,8 +78,8 @@ void check_kept(const PipelineSchedule& schedule, int64_t most) {
     for (const Action& action : schedule.actions[rank]) {
       if (action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight) --now;
       if (action.kind != ActionKind::forward || ++now <= most) continue;
-      throw RankScheduleError(schedule, static_cast<int64_t>(rank),
-                              fmt::format("with {} it keeps {} microbatches at once (from a forward until its B or W), allowed: {}", to_string(action), now, most));
+      throw RankScheduleError(schedule, static_cast<int64_t>(rank), fmt::format("with {} it keeps {} microbatches at once (from a forward until its B or W), allowed: {}",
+                                                                               to_string(action), now, most));
     }
   }
 }

@@ -87,12 +87,13 @@ class Parser {
     const size_t kind = letter < field.size() ? kinds.find(field[letter]) : std::string_view::npos;
     const int64_t stage = number(field.substr(0, letter)), microbatch = letter < field.size() ? number(field.substr(letter + 1)) : -1;
     if (kind == std::string_view::npos || stage < 0 || microbatch < 0)
-      refuse(schedule_.actions.size() - 1, "action {} ('{}') is none; allowed: stage, one of F, B, I and W, microbatch, such as 2F0", schedule_.actions.back().size() + 1,
-             shown(field));
+      refuse(schedule_.actions.size() - 1, "action {} ('{}') is none; allowed: stage, one of F, B, I and W, microbatch, such as 2F0",
+             schedule_.actions.back().size() + 1, shown(field));
     return {static_cast<ActionKind>(kind), stage, microbatch};
   }
 
-  /// Stages and microbatches count from 0 without a gap, so no number is above that of the forwards. Tables by stage and microbatch are then no larger than the text.
+  /// Stages and microbatches count from 0 without a gap, so no number is above that of the forwards. Tables by stage and microbatch are then no larger
+  /// than the text.
   void count() {
     const auto is_forward = [](const Action& action) { return action.kind == ActionKind::forward; };
     int64_t forwards = 0;
@@ -115,11 +116,13 @@ class Parser {
       for (const Action& action : schedule_.actions[rank]) {
         int64_t& holder = schedule_.rank_of_stage[static_cast<size_t>(action.stage)];
         if (holder == -1) holder = static_cast<int64_t>(rank);
-        if (holder != static_cast<int64_t>(rank)) refuse(rank, "{}: stage {} is on line {} already; a stage lies on one rank", to_string(action), action.stage, holder + 1);
+        if (holder != static_cast<int64_t>(rank))
+          refuse(rank, "{}: stage {} is on line {} already; a stage lies on one rank", to_string(action), action.stage, holder + 1);
       }
     for (size_t stage = 0; stage < schedule_.rank_of_stage.size(); ++stage)
       if (schedule_.rank_of_stage[stage] == -1)
-        fail<ScheduleError>(where, "'{}': stage {} is on no line, though there are stages up to {}; stages count from 0 without a gap", file_, stage, schedule_.stages - 1);
+        fail<ScheduleError>(where, "'{}': stage {} is on no line, though there are stages up to {}; stages count from 0 without a gap", file_, stage,
+                            schedule_.stages - 1);
   }
 
   void check() {

@@ -6,8 +6,8 @@
 
 namespace quire {
 
-/// Calls `done(action)` for every action that can be done, after the one whose result it takes and those before it on its rank; takes time in proportion to their
-/// number. Returns for each rank how many that were: all of them, or the place of the one that waits forever.
+/// Calls `done(action)` for every action that can be done, after the one whose result it takes and those before it on its rank; takes time in
+/// proportion to their number. Returns for each rank how many that were: all of them, or the place of the one that waits forever.
 template <class F>
 std::vector<size_t> walk_schedule(const PipelineSchedule& schedule, const ScheduleIndex& index, F&& done) {
   const size_t ranks = schedule.actions.size(), none = index.messages();

@@ -20,11 +20,12 @@ void check_costs(const PipelineSchedule& schedule, const ScheduleCosts& costs) {
   const size_t passes = static_cast<size_t>(costs.stages * costs.microbatches);
   if (costs.seconds.size() != passes || costs.forward_bytes.size() != passes || costs.input_bytes.size() != passes ||
       costs.message_bytes.size() != static_cast<size_t>(costs.microbatches))
-    fail<ScheduleError>(where, "{}: {} seconds, {} and {} bytes and {} messages, {} of the first three and {} messages are needed", schedule.name, costs.seconds.size(),
-                        costs.forward_bytes.size(), costs.input_bytes.size(), costs.message_bytes.size(), passes, costs.microbatches);
+    fail<ScheduleError>(where, "{}: {} seconds, {} and {} bytes and {} messages, {} of the first three and {} messages are needed", schedule.name,
+                        costs.seconds.size(), costs.forward_bytes.size(), costs.input_bytes.size(), costs.message_bytes.size(), passes, costs.microbatches);
   const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
   for (size_t i = 0; i < passes; ++i) {
-    const auto at = [&] { return fmt::format("stage {}, microbatch {}", i / static_cast<size_t>(costs.microbatches), i % static_cast<size_t>(costs.microbatches)); };
+    const size_t microbatches = costs.message_bytes.size();
+    const auto at = [&] { return fmt::format("stage {}, microbatch {}", i / microbatches, i % microbatches); };
     for (const double seconds : costs.seconds[i])
       if (!is_time(seconds)) fail<ScheduleError>(where, "{}, {}: a computation of {} seconds", schedule.name, at(), seconds);
     if (costs.forward_bytes[i] < 0 || costs.input_bytes[i] < 0)
@@ -109,7 +110,8 @@ class Simulator {
     double& link_free = link_free_[links_[2 * static_cast<size_t>(action.stage) + (action.kind == ActionKind::forward ? 0 : 1)]];
     const double begin = std::max(made, link_free);
     arrival = link_free = begin + message_seconds(costs_, action.microbatch);
-    if (with_timeline_) result_.timeline.transfers.push_back({consumer, from, to, costs_.message_bytes[static_cast<size_t>(action.microbatch)], begin, arrival});
+    if (!with_timeline_) return;
+    result_.timeline.transfers.push_back({consumer, from, to, costs_.message_bytes[static_cast<size_t>(action.microbatch)], begin, arrival});
   }
 
   const PipelineSchedule& schedule_;

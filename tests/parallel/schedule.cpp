@@ -57,6 +57,11 @@ BOOST_AUTO_TEST_CASE(built_in_schedules_are_valid_and_keep_the_order_of_gradient
     BOOST_CHECK_NO_THROW(check_schedule(made));
     BOOST_TEST(keeps_gradient_order(made));
     BOOST_TEST(made.stages == made.ranks * chunks);
+    for (const std::vector<Action>& actions : made.actions) {
+      std::map<int64_t, int64_t> forwards;  // next of each stage
+      for (const Action& action : actions)
+        if (action.kind == F) BOOST_TEST(action.microbatch == forwards[action.stage]++);
+    }
     BOOST_TEST(made.rank_of_stage == place_stages(made.name, made.ranks, chunks));
   });
 }
@@ -136,6 +141,17 @@ BOOST_AUTO_TEST_CASE(zb_v_idles_only_until_the_first_microbatch_is_there) {
     if (made.name != "zb_v" || made.microbatches < 2 * made.ranks - 1) return;
     BOOST_TEST(time_of(made, 1, 2) == 6 * made.microbatches + made.ranks - 1);
   });
+}
+
+// Half the stages' work each: two stages of zb_v are one of zb_h1 and of 1f1b.
+BOOST_AUTO_TEST_CASE(zb_v_is_done_before_zb_h1_and_zb_h1_before_1f1b) {
+  for (int64_t ranks = 1; ranks <= 8; ++ranks)
+    for (int64_t microbatches = 0; microbatches <= 16; ++microbatches)
+      BOOST_TEST_CONTEXT(ranks << " ranks, " << microbatches << " microbatches") {
+        const int64_t zb_v = time_of(make_schedule("zb_v", ranks, 2, microbatches), 1, 2), zb_h1 = time_of(make_schedule("zb_h1", ranks, 1, microbatches), 2, 4);
+        BOOST_TEST(zb_v <= zb_h1);
+        BOOST_TEST(zb_h1 <= time_of(make_schedule("1f1b", ranks, 1, microbatches), 2, 4));
+      }
 }
 
 BOOST_AUTO_TEST_CASE(an_incomplete_group_takes_no_longer_than_a_whole_one) {

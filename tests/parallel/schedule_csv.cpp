@@ -85,7 +85,9 @@ BOOST_AUTO_TEST_CASE(any_valid_order_and_placement_is_read_as_it_was_written) {
 BOOST_AUTO_TEST_CASE(blanks_idle_times_and_line_ends_are_read) {
   const PipelineSchedule plain = parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1", "my.csv");
   BOOST_TEST(equal(plain, make_schedule("1f1b", 2, 1, 2)));
-  for (const char* text : {"0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n", "0F0, 0F1 ,,\t0B0,,0B1,\n,1F0,1B0,1F1,1B1\n\n", "0F0,0F1,,,0B0,0B1\n,1F0,1B0,1F1,1B1,,\n\r\n\n"})
+  for (const char* text : {"0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n",
+                           "0F0, 0F1 ,,\t0B0,,0B1,\n,1F0,1B0,1F1,1B1\n\n",
+                           "0F0,0F1,,,0B0,0B1\n,1F0,1B0,1F1,1B1,,\n\r\n\n"})
     BOOST_TEST(equal(parse_schedule(text, "my.csv"), plain));
 }
 
@@ -94,8 +96,8 @@ BOOST_AUTO_TEST_CASE(text_that_is_no_action_is_refused) {
   refused("\n\n\r\n", {"no action"});
   refused("0F0,0B0\n\n2F0,2B0\n", {"line 2", "no action"});
   refused("0F0,0B0\n , ,\n", {"line 2", "no action"});
-  for (const char* field : {"0X0", "F0", "0F", "00", "0f0", "-1F0", "0F-1", "0F+1", "0F1.0", "0FF0", "0 F0", "0F0;0B0", "1F0 1B0", "\"0F0\"", "0xF0", "0F0x", "0F99999999999999999999",
-                            "99999999999999999999F0", "0RECV_F1", "UNSHARD"})
+  for (const char* field : {"0X0", "F0", "0F", "00", "0f0", "-1F0", "0F-1", "0F+1", "0F1.0", "0FF0", "0 F0", "0F0;0B0", "1F0 1B0", "\"0F0\"",
+                            "0xF0", "0F0x", "0F99999999999999999999", "99999999999999999999F0", "0RECV_F1", "UNSHARD"})
     refused(fmt::format("0F0,0B0\n1F0,{},1B0\n", field), {"line 2: action 2", field});
   refused(std::string("0F0,0\0F1,0B0\n", 13), {"line 1", "action 2", "0\\x00F1"});
   refused("\xef\xbb\xbf" "0F0,0B0\n", {"line 1", "\\xef\\xbb\\xbf" "0F0"});
@@ -137,9 +139,10 @@ BOOST_AUTO_TEST_CASE(broken_schedules_are_refused_with_line_and_action) {
 
 BOOST_AUTO_TEST_CASE(only_the_circle_of_those_that_wait_for_each_other_is_named) {
   // Ranks 0 and 1 wait for each other, rank 2 and 3 for them.
-  refused("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n2F0,2F1,2B0,2B1\n3F0,3F1,3B0,3B1\n", {"line 1", "rank 0 with 0B0 for 1B0 of rank 1, rank 1 with 1F1 for 0F1 of rank 0"});
+  const char* text = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n2F0,2F1,2B0,2B1\n3F0,3F1,3B0,3B1\n";
+  refused(text, {"line 1", "rank 0 with 0B0 for 1B0 of rank 1, rank 1 with 1F1 for 0F1 of rank 0"});
   try {
-    parse_schedule("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n2F0,2F1,2B0,2B1\n3F0,3F1,3B0,3B1\n", "my.csv");
+    parse_schedule(text, "my.csv");
   } catch (const ScheduleError& error) {
     BOOST_TEST(std::string(error.what()).find("rank 3") == std::string::npos);
   }
@@ -154,7 +157,8 @@ BOOST_AUTO_TEST_CASE(random_changes_are_read_or_refused_with_a_line) {
   std::mt19937_64 random(2);
   int valid = 0, broken = 0, without_line = 0;
   std::vector<std::string> texts;
-  for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"}) texts.push_back(describe(make_schedule(name, 3, has_chunks(name, 2) ? 2 : 1, 4)));
+  for (const char* name : {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"})
+    texts.push_back(describe(make_schedule(name, 3, has_chunks(name, 2) ? 2 : 1, 4)));
   for (int round = 0; round < 20000; ++round) {
     const std::string text = mutated(texts[random() % texts.size()], random);
     try {

@@ -33,6 +33,8 @@ int64_t published_peak(const PipelineSchedule& made, int64_t chunks, int64_t ran
 }
 
 void check_equal_costs(const PipelineSchedule& made, int64_t chunks) {
+  BOOST_CHECK_NO_THROW(lower(made));  // which carries it out with synchronous sends
+  if (!keeps_gradient_order(made)) BOOST_ERROR("gradients come in another order");
   const ScheduleCosts costs = ScheduleCosts::equal(made.stages, made.microbatches);
   const Simulation simulation = simulate(made, costs, false);
   const double published = published_bubble(made, chunks), least = critical_path(made, costs);
