@@ -19,9 +19,10 @@ namespace quire {
 
 namespace {
 
-std::vector<Documents> documents_of_step(const LoadedStep& step) {
+/// At most `most` of a step's microbatches.
+std::vector<Documents> documents_of_step(const LoadedStep& step, size_t most) {
   std::vector<Documents> all;
-  for (const HostBatch& batch : step.microbatches) all.push_back(batch.documents);
+  for (size_t m = 0; m < std::min(most, step.microbatches.size()); ++m) all.push_back(step.microbatches[m].documents);
   return all;
 }
 
@@ -41,22 +42,21 @@ ContextSpeeds local_speeds(const Config& config) {
 
 }  // namespace
 
-PlannedStep plan_step(const Config& config, int64_t step) {
+PlannedStep plan_step(const Config& config, int64_t step, std::shared_ptr<const Corpus> corpus) {
   LoaderSettings settings = loader_settings(config);
   settings.content = Content::documents;
   settings.prefetch = 0;
-  Loader loader(open_data(config).train, settings);
+  Loader loader(corpus ? std::move(corpus) : open_data(config).train, settings);
   PlannedStep planned;
   planned.mesh = mesh_shape(config);
   planned.step = step;
   planned.row_length = config.train.seq_len;
   for (int64_t i = 1; i <= step; ++i) {
-    const LoadedStep loaded = loader.next_step();
+    LoadedStep loaded = loader.next_step();
     if (loaded.empty()) fail<ConfigError>("plan", "step {} is asked for; the data ends after step {} (data.epochs)", step, i - 1);
-    if (i == 1) planned.first_step = documents_of_step(loaded);
-    planned.first_step.resize(std::min(planned.first_step.size(), context_decision_microbatches));
+    if (i == 1) planned.first_step = documents_of_step(loaded, context_decision_microbatches);
     if (i < step) continue;
-    planned.microbatches = documents_of_step(loaded);
+    for (HostBatch& batch : loaded.microbatches) planned.microbatches.push_back(std::move(batch.documents));
     planned.rows = static_cast<int64_t>(loaded.plan.rows.size());
     planned.tokens = loaded.plan.tokens;
     planned.valid = loaded.plan.valid;

@@ -20,8 +20,8 @@ struct PlannedStep {
   std::string to_json() const;  ///< one object
 };
 
-/// Reads the data's index, no token. Throws what open_data and Loader throw, and ConfigError where the data ends before that step.
-PlannedStep plan_step(const Config& config, int64_t step);
+/// Reads the data's index, no token; `corpus`: instead of the config's data. Throws what open_data and Loader throw, and ConfigError where the data ends before that step.
+PlannedStep plan_step(const Config& config, int64_t step, std::shared_ptr<const Corpus> corpus = nullptr);
 
 /// Of a microbatch of it. What the config leaves to be chosen is what the config's run folder holds, if anything, else chosen by the first step with
 /// speeds measured on this machine between two threads.

@@ -76,6 +76,74 @@ BOOST_AUTO_TEST_CASE(one_rank_exchanges_nothing) {
   BOOST_TEST(!json.contains("context"));
 }
 
+BOOST_AUTO_TEST_CASE(pipelines_are_planned_with_every_schedule_and_within_memory) {
+  const Scratch scratch;
+  const std::string svg = scratch.path("picture.svg"), trace = scratch.path("trace.json");
+  const std::vector<std::string> pipeline{"distributed.pp=2", "distributed.dp_replicate=2", "train.global_batch_size=16", "--flops", "1T", "--link", "1GB/s", "--latency", "5us"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), pipeline.begin(), pipeline.end());
+    return planned(more);
+  };
+  const nlohmann::json json = with({"--svg", svg, "--trace", trace}), again = with({});
+  BOOST_TEST(json == again);
+  const nlohmann::json& report = json["pipeline"];
+  BOOST_TEST(report["stages"].size() == 2U);
+  BOOST_TEST(report["memory"].size() == 2U);
+  BOOST_TEST(report["microbatches"] == 4);
+  BOOST_TEST(report["schedules"].size() == 6U);
+  BOOST_TEST(report["schedules"][0]["in_force"] == true);
+  BOOST_TEST(report["best"].is_string());
+  for (const auto& rank : report["memory"])
+    BOOST_TEST(rank["total"].get<int64_t>() == rank["weights"].get<int64_t>() + rank["gradients"].get<int64_t>() + rank["optimizer"].get<int64_t>() + rank["activations"].get<int64_t>() +
+                                                   rank["buffers"].get<int64_t>());
+  int64_t most = 0;
+  for (const auto& line : report["schedules"]) {
+    BOOST_TEST(line["seconds"].get<double>() >= 0.999 * line["bound_seconds"].get<double>());
+    most = std::max(most, line["memory"].get<int64_t>());
+  }
+  BOOST_TEST(contents(svg).find("microbatch") != std::string::npos);
+  BOOST_TEST(nlohmann::json::parse(contents(trace)).at("traceEvents").size() > 16U);
+  // A limit that the largest does not meet takes it out; one that nothing meets leaves none.
+  const nlohmann::json limited = with({"--memory-limit", std::to_string(most - 1)})["pipeline"], none = with({"--memory-limit", "1KiB"})["pipeline"];
+  const auto fitting = [](const nlohmann::json& lines) { return std::ranges::count_if(lines, [](const auto& line) { return line["fits"] == true; }); };
+  BOOST_TEST(fitting(limited["schedules"]) < 6);
+  BOOST_TEST(fitting(limited["schedules"]) > 0);
+  BOOST_TEST(none["best"].is_null());
+  // What can not be had is refused with the reason, beside what can.
+  const nlohmann::json refusing = planned({"distributed.pp=6", "train.global_batch_size=16", "--flops", "1T"})["pipeline"];
+  BOOST_TEST(std::ranges::count_if(refusing["schedules"], [](const auto& line) { return line.contains("refused"); }) == 3);
+}
+
+BOOST_AUTO_TEST_CASE(public_shapes_need_no_data) {
+  const std::string folder = std::string(QUIRE_SOURCE_ROOT) + "/tools/configs/";
+  const std::vector<std::pair<std::string, double>> shapes{{"llama_7b", 6.74e9}, {"llama_13b", 13.0e9}, {"custom_29b", 28.7e9}, {"llama_70b", 69.0e9}};
+  for (const auto& [name, parameters] : shapes) {
+    const ProgramResult result = run_well({tool("plan"), folder + name + ".toml", "--lengths", "lognormal:2048", "--flops", "500T", "--link", "25G", "--memory-limit", "80GiB", "--json"});
+    const nlohmann::json json = nlohmann::json::parse(result.out);
+    double sum = 0;
+    for (const auto& stage : json["pipeline"]["stages"]) sum += stage["parameters"].get<double>();
+    BOOST_TEST(std::abs(sum / parameters - 1) < 0.01, name << " has " << sum << " parameters");
+    BOOST_TEST(json["pipeline"]["schedules"][0]["fits"] == true, name);
+    if (name == "llama_70b") BOOST_TEST(json["layout"]["ranks"] == 1024);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(pictures_of_both_kinds) {
+  const Scratch scratch;
+  const std::string svg = scratch.path("picture.svg");
+  const std::vector<std::string> both{tool("plan"), tiny, "distributed.pp=2", "distributed.cp=2", "--flops", "1T", "--svg", svg};
+  const auto picture = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = both;
+    all.insert(all.end(), more.begin(), more.end());
+    run_well(all);
+    return contents(svg);
+  };
+  const std::string pipeline = picture({}), context = picture({"--picture", "context"});
+  BOOST_TEST(pipeline == picture({"--picture", "pipeline"}));
+  BOOST_TEST(pipeline.find("bubble") != std::string::npos);
+  BOOST_TEST(context.find("keys, and the rank that holds them") != std::string::npos);
+}
+
 BOOST_AUTO_TEST_CASE(links_and_pipes_stay_what_they_are) {
   const Scratch scratch;
   const std::string link = scratch.path("link.svg"), target = scratch.path("target.svg"), pipe = scratch.path("pipe.svg");
@@ -120,6 +188,12 @@ BOOST_AUTO_TEST_CASE(bad_input) {
   refused({"distributed.cp=2", "--svg", ""}, {"--svg is ''", "file's name"});
   refused({"distributed.cp=2", "--svg", "-"}, {"--svg is '-'", "file's name"});
   refused({"distributed.cp=70000", "train.seq_len=100000"}, {"distributed.cp is 70000", "at most 65536 ranks"});
+  refused({"distributed.pp=2", "--memory-limit", "80 gigabytes"}, {"--memory-limit", "80 gigabytes", "Gi"});
+  refused({"distributed.pp=2", "--flops", "0"}, {"--flops", "above 0"});
+  refused({"--attention-flops", "1T"}, {"--attention-flops", "--flops"});
+  refused({"--lengths", "normal:7"}, {"--lengths", "normal:7", "lognormal:MEAN"});
+  refused({"--svg", "/tmp/picture.svg", "--picture", "tree"}, {"--picture", "tree", "pipeline"});
+  refused({"distributed.pp=2", "--flops", "1T", "--trace", "/dev/full"}, {"--trace /dev/full is no regular file"});
   refused({"--nonsense"}, {"[plan]", "--help"});
 }
 
