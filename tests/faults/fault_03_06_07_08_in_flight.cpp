@@ -20,7 +20,7 @@ struct Pass {
 Pass run(const Config& config, const std::vector<HostBatch>& batches, const std::function<std::unique_ptr<AttentionExecutor>(Rank&)>& executor = {}, int passes = 1) {
   Pass result;
   std::mutex mutex;
-  const PipelineStages stages = cut_into_stages(config.model, config.distributed.pp_schedule, config.distributed.pp, config.distributed.pp_chunks);
+  const PipelineStages stages = pipeline_stages(config);
   run_local(static_cast<int>(stages.ranks), {}, [&](Communicator& group) {
     RankOptions options = rank_options(config);
     options.poison = true;
@@ -99,7 +99,7 @@ PipelineSchedule turned_round(int64_t microbatches, ActionKind kind) {
   return schedule;
 }
 
-const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}};
+const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}, {3, "file"}};
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 
 namespace quire::test {
 
-/// A layout with schedule `1f1b`, `interleaved_1f1b 2` and so on; twelve layers, six rows a step, one in a microbatch, f32.
+/// A layout with schedule `1f1b`, `interleaved_1f1b 2`, `file` and so on; twelve layers, six rows a step, one in a microbatch, f32.
 inline Config fault_layout(int64_t pp, const std::string& schedule = "1f1b", int64_t dp = 1) {
   Config config = product_config();
   config.model.n_layers = 12;
@@ -16,7 +16,7 @@ inline Config fault_layout(int64_t pp, const std::string& schedule = "1f1b", int
   set_layout_parameter(config, "schedule", schedule);
   config.distributed.pp = pp;
   config.distributed.dp_replicate = dp;
-  return resolved(config);
+  return resolved(with_user_schedule(std::move(config)));
 }
 
 /// The steps as one process loads them.

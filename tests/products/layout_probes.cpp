@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "layout_product.h"
+#include "run/pipeline_stages.h"
 #include "run/ranks_layout.h"
 #include "run/selfcheck.h"
 #include "run/shared_documents.h"
@@ -25,7 +26,7 @@ const TestParameters& parameters() {
       {"tied", {"yes", "no"}},
       {"threads", {"1", "2"}},
       {"pp", {"4", "3", "2", "1"}},
-      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3", "zb_h1", "zb_v"}},
+      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3", "zb_h1", "zb_v", "file"}},
       {"recomputation", {"none", "attention", "full"}},
       {"precision", {"f32", "bf16", "f64"}},
   };
@@ -61,7 +62,7 @@ class Probed {
  public:
   Probed(const Combination& combination, const Config& config)
       : combination_(combination), config_(config), rank_(poisoned()), model_(rank_, config_.model, config_.dtype()),
-        stages_(cut_into_stages(config_.model, config_.distributed.pp_schedule, config_.distributed.pp, config_.distributed.pp_chunks, config_.distributed.pp_layers)) {
+        stages_(pipeline_stages(config_)) {
     forward_.recomputation = recomputation_from(config_.train.activation_checkpointing);
     model_.initialize(rank_, 1);
   }

@@ -1,5 +1,9 @@
 // Layouts as parameters of a product.
 #pragma once
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
 #include <string>
 
 #include "layout_run.h"
@@ -19,12 +23,36 @@ inline ScheduleName schedule_from(const std::string& text) {
   std::istringstream stream(text);
   ScheduleName result;
   stream >> result.name;
-  if (result.name == "zb_v") result.chunks = 2;
+  if (result.name == "zb_v" || result.name == "file") result.chunks = 2;
   for (std::string word; stream >> word;) {
     if (word == "split") result.split = true;
     else result.chunks = std::stoll(word);
   }
   return result;
+}
+
+/// A user's own schedule for `file`: stages from the last rank to the first and back, one on each, the first rank in the middle; forward passes as early as may be, weight gradients at the end of all
+/// input gradients. Written where the test runs; returns its path.
+inline std::string write_user_schedule(int64_t ranks, int64_t microbatches) {
+  static const std::string folder = [] {
+    std::string name = (std::filesystem::temp_directory_path() / "quire-schedules-XXXXXX").string();
+    return std::string(::mkdtemp(name.data()));
+  }();
+  PipelineSchedule schedule{"file", ranks, 2 * ranks, microbatches, {}, {}};
+  for (int64_t stage = 0; stage < 2 * ranks; ++stage) schedule.rank_of_stage.push_back(stage < ranks ? ranks - 1 - stage : stage - ranks);
+  schedule.actions = forward_schedule(schedule.rank_of_stage, ranks, microbatches).actions;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    std::vector<Action>& actions = schedule.actions[static_cast<size_t>(rank)];
+    for (const ActionKind kind : {ActionKind::backward_input, ActionKind::backward_weight})
+      for (int64_t m = 0; m < microbatches; ++m)
+        for (int64_t stage = 2 * ranks; stage-- > 0;)
+          if (schedule.rank_of_stage[static_cast<size_t>(stage)] == rank) actions.push_back({kind, stage, m});
+  }
+  const std::string path = fmt::format("{}/{}-{}.csv", folder, ranks, microbatches);
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!std::filesystem::exists(path)) std::ofstream(path) << describe(schedule);
+  return path;
 }
 
 /// Layers that so many stages can be cut from unevenly: 5, 9 or 13.
@@ -95,6 +123,19 @@ inline std::shared_ptr<MemoryCorpus> layout_corpus() {
   return corpus;
 }
 
+/// Puts the user's own schedule in the place of `file`.
+inline Config with_user_schedule(Config config) {
+  if (config.distributed.pp_schedule != "file") return config;
+  Config::Distributed own = config.distributed;
+  config.distributed.pp_schedule = "1f1b";
+  config.distributed.pp_chunks = 1;
+  config.distributed.pp_layers.clear();
+  own.pp_schedule = write_user_schedule(own.pp, resolved(config).microbatches_of_replica());
+  own.pp_chunks = 1;
+  config.distributed = own;
+  return config;
+}
+
 /// The config of a combination: six rows a step; as many layers as its stages need.
 inline Config layout_config(const TestParameters& parameters, const Combination& combination) {
   Config config = product_config();
@@ -110,7 +151,7 @@ inline Config layout_config(const TestParameters& parameters, const Combination&
   config.model.n_layers = layers_for(stages);
   set_model(config, model);
   config.distributed.pp_layers = layers_of_stages(cut, stages, config.model.n_layers);
-  return resolved(config);
+  return resolved(with_user_schedule(std::move(config)));
 }
 
 /// The same training in one process.
@@ -146,10 +187,7 @@ inline StepResult step_with_own_denominator(Trainer& trainer, const LoadedStep& 
 
 /// Splits the backward passes of the config's schedule.
 inline void split_backward_of(Trainer& trainer) {
-  const PipelineStages stages = trainer.stages();
-  trainer.pipeline().set_schedule([stages](int64_t microbatches) {
-    return split_backward(make_schedule(stages.schedule, stages.ranks, stages.chunks, microbatches), 2);
-  });
+  trainer.pipeline().set_schedule([stages = trainer.stages()](int64_t microbatches) { return split_backward(training_schedule(stages, microbatches), 2); });
 }
 
 }  // namespace quire::test

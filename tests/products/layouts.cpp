@@ -40,7 +40,7 @@ const TestParameters& parameters() {
       {"precision", {"f32", "bf16", "f64"}},
       {"rows", {"1", "3", "6"}},
       {"pp", {"4", "3", "2", "1"}},
-      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3", "1f1b split", "gpipe split", "interleaved_1f1b 2 split", "zb_h1", "zb_v"}},
+      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "interleaved_1f1b 3", "1f1b split", "gpipe split", "interleaved_1f1b 2 split", "zb_h1", "zb_v", "file"}},
       {"recomputation", {"none", "attention", "full"}},
   };
   return all;

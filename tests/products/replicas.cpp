@@ -24,7 +24,7 @@ const TestParameters& parameters() {
       {"precision", {"f64", "f32", "bf16"}},
       {"dp", {"3", "2", "1"}},
       {"pp", {"3", "2", "1"}},
-      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "1f1b split", "zb_h1", "zb_v"}},
+      {"schedule", {"1f1b", "gpipe", "interleaved_1f1b 2", "1f1b split", "zb_h1", "zb_v", "file"}},
       {"rows", {"1", "2", "6"}},
       {"backend", {"block", "dense"}},
   };

@@ -87,6 +87,28 @@ BOOST_AUTO_TEST_CASE(configs) {
   refuses(folder, {tool("train"), small, "run.dir=" + small}, {small}, "a file as run folder");
 }
 
+BOOST_AUTO_TEST_CASE(schedules) {
+  Workshop workshop;
+  const std::string folder = workshop.path(), file = workshop.path("mine.csv"), config = workshop.path("mine.toml");
+  store(config, std::string(small_toml) + "[distributed]\npp = 2\npp_schedule = \"mine.csv\"\n");
+  const auto refused = [&](const std::string& text, const std::vector<std::string>& parts, const std::string& what) {
+    store(file, text);
+    refuses(folder, {tool("selfcheck"), config}, parts, "selfcheck, " + what);
+    refuses(folder, {tool("train"), config, "--ranks", "2", "run.dir=" + workshop.path("never")}, parts, what);
+    BOOST_TEST(!std::filesystem::exists(workshop.path("never")));  // nothing was started
+  };
+  const std::string line_1 = "'" + file + "', line 1: ", line_2 = "'" + file + "', line 2: ", last = "1F0,1B0,1F1,1B1\n";
+  refused("0B0,0F0,0F1,0B1\n" + last, {line_1 + "0B0 comes before 0F0"}, "a backward before its forward");
+  refused("0F0,0F1,0B1\n" + last, {line_1 + "0B0 is missing"}, "a missing action");
+  refused("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1B1\n", {line_2, "1B1"}, "a doubled action");
+  refused("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", {line_1 + "the order can not be carried out", "rank 1 with 1F1 for 0F1"}, "ranks that wait for each other");
+  refused("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", {"'" + file + "'", "stage 1 is on no line"}, "a stage that nobody has");
+  refused("0F0,1F0,0F1,1F1,1B0,0B0,1B1,0B1\n2F0,2B0,2F1,2B1\n", {"mine.toml:", "more stages than layers", file + " has 3 stages"}, "more stages than layers");
+  refused("0F0,0B0\n1F0,1B0\n", {"mine.toml:", file + " has 1 microbatches but a step has 2"}, "other microbatches");
+  refused("", {"'" + file + "'"}, "an empty file");
+  refused(std::string(3000000, 'x'), {line_1}, "no schedule at all");
+}
+
 BOOST_AUTO_TEST_CASE(corpora) {
   Workshop workshop;
   const std::string folder = workshop.path(), corpus = workshop.path("corpus");

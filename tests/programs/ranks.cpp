@@ -27,6 +27,18 @@ std::vector<std::string> with(std::vector<std::string> all, const std::vector<st
   return all;
 }
 
+/// Three stages, the first on rank 1, the last two on rank 0: full backwards, and split ones with the weight gradients a microbatch later.
+std::string user_schedule(int64_t microbatches) {
+  std::string first, rest;
+  for (int64_t m = 0; m < microbatches; ++m) {
+    const std::string comma = m == 0 ? "" : ",";
+    rest += comma + fmt::format("1F{0},2F{0},2I{0},1I{0}", m) + (m > 0 ? fmt::format(",2W{0},1W{0}", m - 1) : "");
+    first += comma + fmt::format("0F{0},0B{0}", m);
+  }
+  rest += fmt::format(",2W{0},1W{0}", microbatches - 1);
+  return rest + "\n" + first + "\n";
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(ranks, *utf::precondition(can_start_ranks))
@@ -50,6 +62,10 @@ BOOST_AUTO_TEST_CASE(pipelines_of_processes_write_the_metrics_of_one_process_to_
   BOOST_TEST((metrics("interleaved", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b", "distributed.pp_chunks=2"}) == one));
   BOOST_TEST((metrics("zb_h1", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=zb_h1", "train.activation_checkpointing=full"}) == one));
   BOOST_TEST((metrics("zb_v", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=zb_v"}) == one));
+  // Written by hand; tiny.toml has the microbatches: the first stage on rank 1, the last one on rank 0.
+  const std::string mine = scratch.path("mine.csv");
+  std::ofstream(mine) << user_schedule(load_config(tiny).microbatches());
+  BOOST_TEST((metrics("mine", {"--ranks", "2", "distributed.pp=2", "distributed.pp_schedule=" + mine, "train.activation_checkpointing=attention"}) == one));
   BOOST_TEST((metrics("four", {"--ranks", "4", "distributed.pp=4"}) == one));
   const auto untied = metrics("untied", {"model.tie_embeddings=false"});
   BOOST_TEST((metrics("untied-2", {"--ranks", "2", "distributed.pp=2", "model.tie_embeddings=false"}) == untied));
