@@ -13,6 +13,7 @@ struct KernelsOptions {
   std::vector<std::string> parts = {"products", "attention", "memory"};
   std::vector<std::string> dtypes = {"f32", "bf16"};  ///< of products
   int64_t pairs = 5;
+  int64_t tries = 20;              ///< of a measurement of products and attention that something else on the core disturbs
   int64_t draws = 3;               ///< rows of drawn documents for attention
   std::string openblas;            ///< library; "" for the first that is found, "none" for none
   std::string peers;               ///< folder of PyTorch peers for attention; "" for none
@@ -60,6 +61,7 @@ struct KernelsResult {
   std::vector<ProductLine> products;
   std::vector<AttentionLine> attention;
   std::vector<MemoryLine> memory;
+  std::vector<std::string> gates;      ///< what was measured again, a line for each part
   std::string markdown() const;
   std::string to_json() const;
 };

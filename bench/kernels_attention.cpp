@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/common.h"
+#include "bench/core_probe.h"
 #include "bench/kernels.h"
 #include "bench/peer.h"
 #include "bench/rows.h"
@@ -79,7 +80,7 @@ std::string set_up(const KernelsOptions& options, Peer& peer, const std::vector<
   return best;
 }
 
-AttentionLine measure_line(const KernelsOptions& options, std::vector<std::unique_ptr<Peer>>& peers, const std::string& name, int64_t row, const std::vector<int64_t>& lengths) {
+AttentionLine measure_line(const KernelsOptions& options, CoreGate& gate, std::vector<std::unique_ptr<Peer>>& peers, const std::string& name, int64_t row, const std::vector<int64_t>& lengths) {
   Own own(lengths);
   AttentionLine line{.documents = name, .row = row, .document_count = static_cast<int64_t>(lengths.size()), .pairs = own.pairs()};
   line.times.push_back({.name = "quire"});
@@ -96,8 +97,8 @@ AttentionLine measure_line(const KernelsOptions& options, std::vector<std::uniqu
   std::vector<double> forward, backward;
   for (int64_t pair = 0; pair < options.pairs; ++pair) {
     line.probe = std::max(line.probe, measure_peak_flops(own.rank()));
-    forward.push_back(seconds_of([&] { own.forward(); }, calls));
-    backward.push_back(seconds_of([&] { own.backward(); }, calls));
+    forward.push_back(gate.measure([&] { return seconds_of([&] { own.forward(); }, calls); }));
+    backward.push_back(gate.measure([&] { return seconds_of([&] { own.backward(); }, calls); }));
     line.times[0].seconds.push_back(forward.back() + backward.back());
     for (size_t i = 0; i < taking_part.size(); ++i) {
       const nlohmann::json answer = taking_part[i]->ask({{"ask", "iterate"}});
@@ -126,11 +127,14 @@ void bench_attention(const KernelsOptions& options, KernelsResult& result) {
       peers.push_back(std::make_unique<Peer>(place, options.patience_seconds));
       result.libraries.push_back(fmt::format("{}: {}, {}", place.name, peers.back()->version(), peers.back()->build()));
     }
-  result.attention.push_back(measure_line(options, peers, "one document", 0, {tokens}));
+  Rank rank;
+  CoreGate gate(rank, options.tries);
+  result.attention.push_back(measure_line(options, gate, peers, "one document", 0, {tokens}));
   for (const char* name : {"lognormal-512", "lognormal-128"}) {
     const Lengths& corpus = *std::ranges::find(corpora, name, &Lengths::name);
-    for (int64_t row = 0; row < options.draws; ++row) result.attention.push_back(measure_line(options, peers, name, row, draw_row(corpus, tokens, row)));
+    for (int64_t row = 0; row < options.draws; ++row) result.attention.push_back(measure_line(options, gate, peers, name, row, draw_row(corpus, tokens, row)));
   }
+  result.gates.push_back("attention, without its peers: " + gate.summary());
 }
 
 }  // namespace quire::bench

@@ -5,6 +5,7 @@
 
 #include "bench/blas_peers.h"
 #include "bench/common.h"
+#include "bench/core_probe.h"
 #include "bench/kernels.h"
 #include "ops/kernels.h"
 #include "run/machine.h"
@@ -59,6 +60,7 @@ void bench_products(const KernelsOptions& options, KernelsResult& result) {
   for (std::optional<BlasPeer> peer : {load_openblas(options.openblas), eigen_peer()})
     if (peer) peers.push_back(*peer);
   for (const BlasPeer& peer : peers) result.libraries.push_back(fmt::format("{}: {}", peer.name, peer.build));
+  CoreGate gate(rank, options.tries);
   const auto has = [&](const char* dtype) { return std::ranges::find(options.dtypes, dtype) != options.dtypes.end(); };
   for (const Layer& layer : layers) {
     const auto [t, n, k] = layer;
@@ -79,7 +81,7 @@ void bench_products(const KernelsOptions& options, KernelsResult& result) {
       for (auto& side : sides) side.second();
       for (int64_t pair = 0; pair < options.pairs; ++pair) {
         line.probe = std::max(line.probe, measure_peak_flops(rank));
-        for (auto& [time, call] : sides) time.seconds.push_back(seconds_of(call, calls));
+        for (auto& [time, call] : sides) time.seconds.push_back(gate.measure([&] { return seconds_of(call, calls); }));
       }
       for (auto& [time, call] : sides) {
         for (size_t i = 0; i < time.seconds.size(); ++i) time.ratios.push_back(time.seconds[i] / sides.front().first.seconds[i]);
@@ -90,6 +92,7 @@ void bench_products(const KernelsOptions& options, KernelsResult& result) {
       result.products.push_back(std::move(line));
     }
   }
+  result.gates.push_back("products: " + gate.summary());
 }
 
 }  // namespace quire::bench

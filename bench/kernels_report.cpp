@@ -13,7 +13,8 @@ namespace quire::bench {
 void check(const KernelsOptions& options) {
   check_names("--parts", options.parts, {"products", "attention", "memory"});
   check_names("--dtype", options.dtypes, {"f32", "bf16"});
-  if (options.pairs < 1 || options.draws < 1) fail<ConfigError>("bench", "--pairs is {} and --draws {}; both are at least 1", options.pairs, options.draws);
+  if (options.pairs < 1 || options.draws < 1 || options.tries < 1)
+    fail<ConfigError>("bench", "--pairs is {}, --draws {} and --tries {}; all are at least 1", options.pairs, options.draws, options.tries);
   if (!(options.patience_seconds > 0)) fail<ConfigError>("bench", "--patience is {}; it is above 0", options.patience_seconds);
 }
 
@@ -143,12 +144,13 @@ std::string KernelsResult::markdown() const {
   std::string text = fmt::format("Kernels on {}, {}, one thread, by processor time.\n\n", machine, date);
   text += products_text(*this) + attention_text(*this) + memory_text(*this);
   for (const std::string& library : libraries) text += "- " + library + "\n";
+  for (const std::string& gate : gates) text += "- " + gate;
   return text;
 }
 
 std::string KernelsResult::to_json() const {
   using Json = nlohmann::ordered_json;
-  Json object = {{"machine", machine}, {"date", date}, {"libraries", libraries}, {"products", Json::array()}, {"product_medians", Json::array()}, {"attention", Json::array()}, {"memory", Json::array()}};
+  Json object = {{"machine", machine}, {"date", date}, {"libraries", libraries}, {"gates", gates}, {"products", Json::array()}, {"product_medians", Json::array()}, {"attention", Json::array()}, {"memory", Json::array()}};
   for (const ProductLine& line : products)
     object["products"].push_back({{"form", line.form}, {"tokens", line.tokens}, {"outputs", line.outputs}, {"inputs", line.inputs}, {"flops", line.flops}, {"probe", line.probe}, {"times", times_json(line.times)}});
   if (!products.empty())

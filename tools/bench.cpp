@@ -131,6 +131,7 @@ Run add_kernels(CLI::App& app, bool& json) {
   command->add_option("--parts", kernels.parts, "products, attention, memory, divided by commas")->delimiter(',')->capture_default_str();
   command->add_option("--dtype", kernels.dtypes, "of products: f32, bf16, divided by commas")->delimiter(',')->capture_default_str();
   command->add_option("--pairs", kernels.pairs, "measurements of each side")->capture_default_str();
+  command->add_option("--tries", kernels.tries, "times a product's or attention's measurement is made while something else keeps this core busy")->capture_default_str();
   command->add_option("--draws", kernels.draws, "rows of drawn documents for attention")->capture_default_str();
   command->add_option("--openblas", kernels.openblas, "library to load instead of the first that is found; none for none")->type_name("FILE");
   add_lengths(command, kernels.lengths);

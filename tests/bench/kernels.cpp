@@ -17,7 +17,7 @@ KernelsOptions small(const std::string& part) {
   KernelsOptions options;
   options.lengths = QUIRE_SOURCE_ROOT "/bench/lengths";
   options.parts = {part};
-  options.pairs = options.draws = 1;
+  options.pairs = options.draws = options.tries = 1;
   return options;
 }
 
@@ -93,6 +93,8 @@ BOOST_AUTO_TEST_CASE(options_are_checked) {
   options.dtypes = {"i8"};
   check_error<ConfigError>([&] { check(options); }, {"--dtype"});
   options = small("memory");
+  options.tries = 0;
+  check_error<ConfigError>([&] { check(options); }, {"--tries 0"});
   options.draws = 0;
   check_error<ConfigError>([&] { check(options); }, {"--draws 0"});
 }
