@@ -85,6 +85,15 @@ HostBatch load_rows(const Corpus& corpus, std::span<const Row> rows, Content con
   return batch;
 }
 
+std::vector<int64_t> shared_microbatches(int64_t microbatches, const BatchShare& share, bool arranged) {
+  std::vector<int64_t> numbers;
+  if (arranged)
+    for (int64_t m = share.index; m < microbatches; m += share.count) numbers.push_back(m);
+  else
+    for (int64_t m = microbatches * share.index / share.count; m < microbatches * (share.index + 1) / share.count; ++m) numbers.push_back(m);
+  return numbers;
+}
+
 Loader::Loader(std::shared_ptr<const Corpus> corpus, const LoaderSettings& settings, BatchShare share)
     : corpus_(std::move(corpus)), settings_(settings), share_(share), plan_(corpus_, settings.packing), state_(plan_.state()) {
   if (settings.global_batch_size < 1) fail<ConfigError>("loader", "global_batch_size {} is below 1", settings.global_batch_size);
@@ -105,7 +114,7 @@ Loader::Entry Loader::produce() {
     if (settings_.row_cost) arrange(step.plan.rows);
     const int64_t rows = static_cast<int64_t>(step.plan.rows.size()), size = settings_.microbatch_size;
     const int64_t microbatches = (rows + size - 1) / size;
-    for (int64_t m = microbatches * share_.index / share_.count; m < microbatches * (share_.index + 1) / share_.count; ++m) {
+    for (const int64_t m : shared_microbatches(microbatches, share_, static_cast<bool>(settings_.row_cost))) {
       step.microbatches.push_back(load_rows(
           *corpus_,
           std::span(step.plan.rows).subspan(static_cast<size_t>(m * size), static_cast<size_t>(std::min(size, rows - m * size))),

@@ -38,10 +38,12 @@ struct HostBatch {
 };
 
 /// Which part of each global batch to load. Microbatches are cut from the global batch first, so they are the same for every count;
-/// part `index` of `count` then takes a contiguous share of them, which may be none.
+/// part `index` of `count` then takes a share of them, which may be none.
 struct BatchShare {
   int64_t index = 0, count = 1;
 };
+/// Numbers of the microbatches of a share, ascending: consecutive ones or, of an arranged step, every `count`-th, so that shares cost alike, too.
+std::vector<int64_t> shared_microbatches(int64_t microbatches, const BatchShare& share, bool arranged);
 
 struct LoaderSettings {
   PackingSettings packing;

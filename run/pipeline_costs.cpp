@@ -201,7 +201,9 @@ std::vector<RankActivations> rank_activations(const PipelineCostModel& model, co
 
 RankState rank_state(const ModelConfig& model, DType dtype, const PipelineStages& stages, int64_t rank_number) {
   Rank rank(RankOptions{.device = {DeviceKind::null, 0}});
-  Model part(rank, model, dtype, true, stages.held_by(rank_number));
+  ModelConfig without_positions = model;
+  without_positions.max_seq_len = 1;  // a table of rotary positions would be computed; it is none of this
+  Model part(rank, without_positions, dtype, true, stages.held_by(rank_number));
   const AdamW optimizer(rank, part.parameters(), {});
   const auto bytes = [&](Category category) { return rank.allocator().counters(category).current; };
   return {part.parameters().elements(), bytes(Category::parameters), bytes(Category::gradients), bytes(Category::optimizer)};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "data/loader.h"
 #include "parallel/boundary_record.h"
 #include "parallel/gradient_reducer.h"
 #include "run/pipeline_stages.h"
@@ -70,25 +71,27 @@ class Reporter {
     return model_.seconds(model_.work(whole, 0, ActionKind::forward, microbatch), rates_) + model_.seconds(model_.work(whole, 0, ActionKind::backward, microbatch), rates_);
   }
 
-  /// The replica whose microbatches cost most. Each has a share of consecutive ones, as `Loader` deals them.
+  /// The replica whose microbatches cost most.
   void choose_replica() {
     std::vector<double> costs;
     for (const MicrobatchShape& microbatch : all_) costs.push_back(cost(microbatch));
     const double mean = std::accumulate(costs.begin(), costs.end(), 0.0) / static_cast<double>(std::max<size_t>(costs.size(), 1));
     if (mean > 0) report_.spread = std::ranges::max(costs) / mean;
-    const auto count = static_cast<int64_t>(all_.size());
     double most = -1;
+    std::vector<int64_t> dearest;
     for (int64_t r = 0; r < report_.replicas; ++r) {
-      const int64_t begin = count * r / report_.replicas, end = count * (r + 1) / report_.replicas;
-      const double sum = std::accumulate(costs.begin() + begin, costs.begin() + end, 0.0);
+      const std::vector<int64_t> numbers = shared_microbatches(static_cast<int64_t>(all_.size()), {r, report_.replicas}, config_.data.arrange == "cost");
+      double sum = 0;
+      for (const int64_t m : numbers) sum += costs[static_cast<size_t>(m)];
       if (sum <= most) continue;
       most = sum;
       report_.replica = r;
-      first_ = begin;
-      report_.microbatches = end - begin;
+      dearest = numbers;
     }
+    report_.microbatches = static_cast<int64_t>(dearest.size());
+    for (const int64_t m : dearest) own_.push_back(all_[static_cast<size_t>(m)]);
   }
-  std::span<const MicrobatchShape> own() const { return std::span(all_).subspan(static_cast<size_t>(first_), static_cast<size_t>(report_.microbatches)); }
+  std::span<const MicrobatchShape> own() const { return own_; }
 
   std::vector<PlannedRank> ranks_of(const PipelineStages& stages, const PipelineSchedule& schedule) const {
     const std::vector<RankActivations> activations = rank_activations(model_, stages, own(), schedule);
@@ -217,7 +220,7 @@ class Reporter {
   PipelineCostModel model_;
   PipelineRates rates_;
   std::vector<MicrobatchShape> all_;
-  int64_t first_ = 0;
+  std::vector<MicrobatchShape> own_;  ///< of the replica
   PipelineReport report_;
 };
 

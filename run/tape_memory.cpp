@@ -6,7 +6,7 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t sample_tokens = 2048;
+constexpr int64_t sample_tokens = 1024;
 constexpr double PassBytes::*parts[] = {&PassBytes::forward,       &PassBytes::input,      &PassBytes::forward_more,
                                         &PassBytes::backward_more, &PassBytes::input_more, &PassBytes::weight_more};
 

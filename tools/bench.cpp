@@ -9,6 +9,7 @@
 #include "bench/context.h"
 #include "bench/kernels.h"
 #include "bench/loader.h"
+#include "bench/pipeline.h"
 #include "bench/plans.h"
 #include "bench/step.h"
 #include "tools/output.h"
@@ -146,6 +147,28 @@ Run add_kernels(CLI::App& app, bool& json) {
   };
 }
 
+Run add_pipeline(CLI::App& app, bool& json) {
+  static quire::bench::PipelineBenchOptions pipeline;
+  CLI::App* command = add_command(app, "pipeline",
+                                  "a real pipeline of two ranks (threads) under every schedule, beside the simulation fed with its own measured times; with --simulated instead every schedule\n"
+                                  "on packed rows within one memory limit, as packed and arranged by cost, with speeds of this machine; prints Markdown (docs/performance.md)",
+                                  json);
+  command->add_flag("--simulated", pipeline.simulated, "simulate alone");
+  command->add_option("--documents", pipeline.corpora, "names of document lengths to simulate, divided by commas")->delimiter(',')->capture_default_str();
+  command->add_option("--rows", pipeline.rows_per_microbatch, "rows of a microbatch to simulate, divided by commas")->delimiter(',')->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{64}));
+  command->add_option("--ranks", pipeline.ranks, "of the simulated pipeline")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{32}));
+  command->add_option("--microbatches", pipeline.microbatches, "of a simulated step")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  command->add_option("--steps", pipeline.steps, "simulated of each")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_option("--rounds", pipeline.rounds, "measurements of each schedule")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  add_lengths(command, pipeline.lengths);
+  return [command, &json] {
+    if (!*command) return;
+    pipeline.progress = to_stderr;
+    const quire::bench::PipelineBenchResult result = quire::bench::bench_pipeline(pipeline);
+    print(json, result.markdown(), result.to_json());
+  };
+}
+
 Run add_loader(CLI::App& app, bool& json) {
   static quire::bench::LoaderBenchOptions loader;
   CLI::App* command = add_command(app, "loader", "prepare, and the loader with its packer, per core from the disk cache; prints Markdown (docs/performance.md)", json);
@@ -169,7 +192,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures what the project says of itself. Run it from the root of a checkout, on a quiet machine.");
   app.require_subcommand(1);
   bool json = false;
-  const Run runs[] = {add_plans(app, json), add_context(app, json), add_step(app, json), add_kernels(app, json), add_loader(app, json)};
+  const Run runs[] = {add_plans(app, json), add_context(app, json), add_step(app, json), add_kernels(app, json), add_loader(app, json), add_pipeline(app, json)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
