@@ -182,7 +182,7 @@ template <class T>
 void pack_along_rows(const T* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t readable, int64_t depth, AccumulatorType<T>* out, int64_t out_tile) {
   using A = AccumulatorType<T>;
   const RowTag<A> d;
-  constexpr int64_t reach = row_vectors<A> * row_lanes<A>, together = 4;
+  constexpr int64_t reach = row_vectors<A> * row_lanes<A>, together = 4, line = 64 / static_cast<int64_t>(sizeof(T));
   const int64_t fast = a_row == 1 && readable >= reach ? std::min(chunks_of(rows, tile_rows), (readable - reach) / tile_rows + 1) : 0;
   // What a vector writes past the tile's rows is the next step's first rows: they are written after it.
   const auto copy = [&](int64_t t, int64_t p) HWY_ATTR {
@@ -190,9 +190,13 @@ void pack_along_rows(const T* a, int64_t a_row, int64_t a_col, int64_t rows, int
       hn::StoreU(load(d, a + p * a_col + t * tile_rows + v * row_lanes<A>), d, out + t * out_tile + p * tile_rows + v * row_lanes<A>);
   };
   int64_t p = 0;
-  for (; p + together <= depth; p += together)
+  for (; p + together <= depth; p += together) {
+    if (p + 2 * together <= depth)
+      for (int64_t s = together; s < 2 * together; ++s)
+        for (int64_t i = 0; i < rows; i += line) hwy::Prefetch(a + (p + s) * a_col + i * a_row);
     for (int64_t t = 0; t < fast; ++t)
       for (int64_t s = 0; s < together; ++s) copy(t, p + s);
+  }
   for (; p < depth; ++p)
     for (int64_t t = 0; t < fast; ++t) copy(t, p);
   for (int64_t i = fast * tile_rows; i < rows; ++i)
