@@ -165,7 +165,7 @@ class Fetching {
   Fetching(const void* begin, int64_t bytes, int64_t parts)
       : next_(static_cast<const char*>(begin)), end_(next_ + (begin == nullptr ? 0 : bytes)), part_(chunks_of(chunks_of(bytes, line), std::max<int64_t>(1, parts)) * line) {}
   HWY_INLINE void fetch_part() {
-    for (const char* end = std::min(end_, next_ + part_); next_ < end; next_ += line) hwy::Prefetch(next_);
+    for (const char* end = next_ + std::min<int64_t>(part_, end_ - next_); next_ < end; next_ += line) hwy::Prefetch(next_);
   }
 
  private:
