@@ -51,8 +51,8 @@ constexpr int64_t attention_tile_rows = 96;
 constexpr int64_t attention_group_rows = 6, attention_row_groups = attention_tile_rows / attention_group_rows;
 /// Most heads of a tile.
 constexpr int64_t attention_tile_heads = 16;
-/// Keys of one block of the backward kernel: what is packed of them fits the second-level cache.
-template <class A> constexpr int64_t attention_block_keys = 4 * attention_tile_keys<A>;
+/// Keys of one block of the backward kernel: what is packed of them is about the second-level cache's size, and queries are packed again for each block.
+template <class A> constexpr int64_t attention_block_keys = 6 * attention_tile_keys<A>;
 /// Documents with more keys than this have them packed once in shared memory, and their queries are cut into several units.
 constexpr int64_t attention_shared_keys = 512;
 constexpr int64_t attention_unit_rows = 8 * attention_tile_rows;
