@@ -55,6 +55,14 @@ std::optional<PipelineRates> rates_of(const PlanOptions& options, const Config& 
   return rates;
 }
 
+/// 0: none.
+int64_t memory_limit_of(const PlanOptions& options) {
+  if (options.memory_limit.empty()) return 0;
+  const double bytes = quantity("--memory-limit", options.memory_limit, "B");
+  if (bytes >= 0x1p63) fail<ConfigError>("plan", "--memory-limit is '{}'; allowed: less than 2^63 bytes", options.memory_limit);
+  return static_cast<int64_t>(bytes);
+}
+
 bool shows_pipeline(const PlanOptions& options, const Config& config) {
   if (options.picture.empty()) return config.distributed.pp > 1;
   if (options.picture != "pipeline" && options.picture != "context")
@@ -90,7 +98,10 @@ std::string run_plan(const PlanOptions& options) {
   check_planned_ranks(config.distributed.cp);
   const bool draws_pipeline = shows_pipeline(options, config);
   PipelineReportOptions pipeline_options;
-  pipeline_options.memory_limit = options.memory_limit.empty() ? 0 : static_cast<int64_t>(quantity("--memory-limit", options.memory_limit, "B"));
+  pipeline_options.memory_limit = memory_limit_of(options);
+  if (options.lengths.empty() && !disk().exists(config.data.dataset_path))
+    fail<ConfigError>("plan", "there is no data in '{}' (data.dataset_path); make it with tools/prepare, or draw documents instead, as in --lengths lognormal:2048",
+                      config.data.dataset_path);
   pipeline_options.rates = rates_of(options, config);
   const PlannedStep planned = plan_step(config, options.step, options.lengths.empty() ? nullptr : drawn_corpus(options.lengths));
   std::optional<ContextReport> context;

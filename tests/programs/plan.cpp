@@ -189,6 +189,8 @@ BOOST_AUTO_TEST_CASE(bad_input) {
   refused({"distributed.cp=2", "--svg", "-"}, {"--svg is '-'", "file's name"});
   refused({"distributed.cp=70000", "train.seq_len=100000"}, {"distributed.cp is 70000", "at most 65536 ranks"});
   refused({"distributed.pp=2", "--memory-limit", "80 gigabytes"}, {"--memory-limit", "80 gigabytes", "Gi"});
+  refused({"distributed.pp=2", "--memory-limit", "1e30"}, {"--memory-limit", "1e30", "less than 2^63 bytes"});
+  refused({"distributed.pp=2", "data.dataset_path=/none"}, {"'/none'", "data.dataset_path", "--lengths lognormal:2048"});
   refused({"distributed.pp=2", "--flops", "0"}, {"--flops", "above 0"});
   refused({"--attention-flops", "1T"}, {"--attention-flops", "--flops"});
   refused({"--lengths", "normal:7"}, {"--lengths", "normal:7", "lognormal:MEAN"});
