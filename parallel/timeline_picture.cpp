@@ -184,7 +184,7 @@ class TimelinePicture {
       body_ += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"#888888\"/>\n", x, y, y + 5);
       body_ += svg_text(x, y + 18, 11, "middle", i == 0 ? "0" : time_text(time, whole), "fill=\"#666666\"");
     }
-    body_ += svg_text(left + side_ + 8, y + 18, 11, "start", "busy", "fill=\"#666666\"");
+    body_ += svg_text(left + side_ + 8, 78, 11, "start", "busy", "fill=\"#666666\"");
   }
 
   const Timeline& timeline_;

@@ -235,6 +235,19 @@ BOOST_AUTO_TEST_CASE(traces_and_pictures_are_the_same_whenever_written_and_of_la
   BOOST_TEST(drawn == 64 * 2 * 256);
 }
 
+BOOST_AUTO_TEST_CASE(the_heading_of_busy_shares_stands_above_them) {
+  double heading = 0, share = 0;
+  for_elements(parsed(to_svg(carried_out(make_schedule("1f1b", 2, 1, 2)))), [&](const std::string& name, const Tree& element) {
+    if (name != "text") return;
+    const std::string text = element.data();
+    const auto y = element.get<double>("<xmlattr>.y");
+    if (text == "busy") heading = y;
+    if (text.ends_with(" %") && text.find(';') == std::string::npos && share == 0) share = y;
+  });
+  BOOST_TEST(heading > 0);
+  BOOST_TEST(heading < share);
+}
+
 BOOST_AUTO_TEST_CASE(names_from_files_can_not_break_out) {
   Timeline timeline = carried_out(make_schedule("1f1b", 2, 1, 2));
   timeline.name = "a<b>&\"c\"\n\\\xff</svg>";
