@@ -53,13 +53,13 @@ namespace {
 #define QUIRE_TILE_BY_ROW(t, size)                                                                             \
   __asm__ volatile(QUIRE_TILE(QUIRE_FOUR_BY_ROW(t, size, 0, 1, 2, 3) QUIRE_FOUR_BY_ROW(t, size, 4, 5, 6, 7) "add $8*" #size ",%[a]\n\t", \
                               QUIRE_BY_ROW(t, size, 0, "") "add $" #size ",%[a]\n\tadd %[b_row],%[b]\n\t")                           \
-                   : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [at] "+r"(at), [rounds] "+r"(rounds), [rest] "+r"(rest)                \
+                   : [a] "+&r"(a), [b] "+&r"(b), [c] "+&r"(c), [at] "+&r"(at), [rounds] "+&r"(rounds), [rest] "+&r"(rest)                \
                    : [row] "r"(row), [row3] "r"(3 * row), [row5] "r"(5 * row), [b_row] "r"(b_bytes), [b_row3] "r"(3 * b_bytes), [c_row] "r"(c_bytes) \
                    : QUIRE_CLOBBERS)
 #define QUIRE_TILE_BY_STEP(t, size)                                                                            \
   __asm__ volatile(QUIRE_TILE(QUIRE_FOUR_BY_STEP(t, size) QUIRE_FOUR_BY_STEP(t, size),                         \
                               QUIRE_BY_STEP(t, size, "", "") "add %[step],%[a]\n\tadd %[b_row],%[b]\n\t")      \
-                   : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [at] "+r"(at), [rounds] "+r"(rounds), [rest] "+r"(rest)                \
+                   : [a] "+&r"(a), [b] "+&r"(b), [c] "+&r"(c), [at] "+&r"(at), [rounds] "+&r"(rounds), [rest] "+&r"(rest)                \
                    : [step] "r"(step), [step3] "r"(3 * step), [b_row] "r"(b_bytes), [b_row3] "r"(3 * b_bytes), [c_row] "r"(c_bytes)   \
                    : QUIRE_CLOBBERS)
 

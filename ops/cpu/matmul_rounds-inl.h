@@ -48,9 +48,9 @@ static_assert(tile_rows == 4 && tile_vectors == 3 && tile_steps == 8);
 #define QUIRE_SUMS_OF_2(i) QUIRE_SUM(i, 0), QUIRE_SUM(i, 1)
 #define QUIRE_SUMS_OF_1                                                                                                      \
   QUIRE_SUM(0, 0), QUIRE_SUM(1, 0), QUIRE_SUM(2, 0), QUIRE_SUM(3, 0), QUIRE_SUM(4, 0), QUIRE_SUM(5, 0), QUIRE_SUM(6, 0),     \
-      QUIRE_SUM(7, 0), [a] "+r"(a), [below] "+r"(below), [b] "+r"(b)
+      QUIRE_SUM(7, 0), [a] "+&r"(a), [below] "+&r"(below), [b] "+&r"(b)
 #define QUIRE_RUN(STEP, SUMS, t, size)                                                                                       \
-  __asm__ volatile(QUIRE_ROUNDS(STEP, t, size, "") : SUMS(0), SUMS(1), SUMS(2), SUMS(3), [a] "+r"(a), [b] "+r"(b)                \
+  __asm__ volatile(QUIRE_ROUNDS(STEP, t, size, "") : SUMS(0), SUMS(1), SUMS(2), SUMS(3), [a] "+&r"(a), [b] "+&r"(b)                \
                    : [end] "r"(end) : "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory")
 
 /// sum[i][j] += a[p][i] b[p][j], each rounded once, for `rounds` >= 1 times `tile_steps` steps in ascending order; a and b are moved on.
