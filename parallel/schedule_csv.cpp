@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <tuple>
 
 #include "parallel/schedule_index.h"
@@ -119,10 +120,10 @@ class Parser {
         if (holder != static_cast<int64_t>(rank))
           refuse(rank, "{}: stage {} is on line {} already; a stage lies on one rank", to_string(action), action.stage, holder + 1);
       }
-    for (size_t stage = 0; stage < schedule_.rank_of_stage.size(); ++stage)
-      if (schedule_.rank_of_stage[stage] == -1)
-        fail<ScheduleError>(where, "'{}': stage {} is on no line, though there are stages up to {}; stages count from 0 without a gap", file_, stage,
-                            schedule_.stages - 1);
+    const std::vector<int64_t>& ranks = schedule_.rank_of_stage;  // the last stage is on a line: the text names it
+    for (size_t stage = ranks.size() - 1; stage > 0; --stage)
+      if (ranks[stage - 1] == -1)
+        refuse(static_cast<size_t>(ranks[stage]), "stage {} is here, but stage {} is on no line; stages count from 0 without a gap", stage, stage - 1);
   }
 
   void check() {
@@ -166,6 +167,8 @@ PipelineSchedule parse_schedule(std::string_view text, const std::string& file) 
 
 PipelineSchedule read_schedule(const std::string& file) {
   constexpr int64_t most = int64_t{64} << 20;
+  std::error_code error;
+  if (std::filesystem::is_other(file, error)) fail<ScheduleError>(where, "'{}' is no regular file", file);  // reading a pipe would wait for its writer
   if (const int64_t size = disk().open(file)->size(); size > most)
     fail<ScheduleError>(where, "'{}' has {} bytes, a schedule may have {}", file, size, most);
   return parse_schedule(read_text(disk(), file), file);

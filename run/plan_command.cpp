@@ -94,6 +94,8 @@ std::string run_plan(const PlanOptions& options) {
   std::string picture, trace;
   if (options.svg) picture = file_to_write("--svg", *options.svg, "picture.svg");
   if (options.trace) trace = file_to_write("--trace", *options.trace, "trace.json");
+  if (options.trace && options.svg && picture == trace) fail<ConfigError>("plan", "--svg and --trace are both {}; name a file for each", picture);
+  if (!options.picture.empty() && !options.svg) fail<ConfigError>("plan", "--picture is given without --svg FILE, which it is a choice of");
   const Config config = load_config(options.config, options.overrides);
   check_planned_ranks(config.distributed.cp);
   const bool draws_pipeline = shows_pipeline(options, config);

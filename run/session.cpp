@@ -188,8 +188,13 @@ void Session::print_run() {
 }
 
 void Session::store_schedule() {
-  if (!folder_ || trainer_->stages().stages() == 1) return;
-  write_atomically(fs_, folder_->file("schedule.csv"), describe(training_schedule(trainer_->stages(), config_.microbatches_of_replica())));
+  if (!folder_) return;
+  const std::string file = folder_->file("schedule.csv");
+  if (trainer_->stages().stages() == 1) {  // another layout may have left one
+    if (fs_.exists(file)) fs_.remove_all(file);
+    return;
+  }
+  write_atomically(fs_, file, describe(training_schedule(trainer_->stages(), config_.microbatches_of_replica())));
 }
 
 void Session::check_kernels() {

@@ -1,5 +1,7 @@
 #include "parallel/schedule_csv.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -130,8 +132,8 @@ BOOST_AUTO_TEST_CASE(broken_schedules_are_refused_with_line_and_action) {
   refused("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1W1\n", {"line 2", "1W1", "part of 1B1"});
   refused("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", {"line 1", "wait forever", "rank 0 with 0B0 for 1B0 of rank 1", "rank 1 with 1F1 for 0F1 of rank 0"});
   refused("0F0,0F1,0B0,0B1,1F0\n1F0,1B0,1F1,1B1\n", {"line 2", "1F0", "stage 1 is on line 1 already"});
-  refused("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", {"stage 1 is on no line", "up to 2"});
-  refused("1F0,1F1,1B0,1B1\n", {"stage 0 is on no line"});
+  refused("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", {"line 2", "stage 2 is here", "stage 1 is on no line"});
+  refused("1F0,1F1,1B0,1B1\n", {"line 1", "stage 0 is on no line"});
   refused("0F0,0F2,0B0,0B2\n", {"line 1", "0F2", "2 forward passes"});
   refused("0F0,0F1\n1F0,1F1\n", {"line 1", "no backward pass"});
   refused("0B0\n", {"line 1", "0B0", "0 forward passes"});
@@ -213,6 +215,9 @@ BOOST_AUTO_TEST_CASE(files_are_read_and_named) {
   check_error<ScheduleError>([&] { read_schedule(path); }, {"a.csv", "line 1", "no backward"});
   check_error<FileError>([&] { read_schedule((folder / "b.csv").string()); }, {"b.csv"});
   check_error<Error>([&] { read_schedule(folder.string()); }, {folder.string()});
+  const std::string pipe = (folder / "pipe.csv").string();
+  BOOST_REQUIRE_EQUAL(::mkfifo(pipe.c_str(), 0600), 0);
+  check_error<ScheduleError>([&] { read_schedule(pipe); }, {"pipe.csv", "no regular file"});  // nobody ever writes to it
   std::ofstream(path).close();
   std::filesystem::resize_file(path, (uintmax_t{64} << 20) + 1);  // a hole
   check_error<ScheduleError>([&] { read_schedule(path); }, {"a.csv", "67108865 bytes", "67108864"});

@@ -194,6 +194,8 @@ BOOST_AUTO_TEST_CASE(bad_input) {
   refused({"distributed.pp=2", "--flops", "0"}, {"--flops", "above 0"});
   refused({"--attention-flops", "1T"}, {"--attention-flops", "--flops"});
   refused({"--lengths", "normal:7"}, {"--lengths", "normal:7", "lognormal:MEAN"});
+  refused({"--picture", "pipeline"}, {"--picture", "--svg"});
+  refused({"--svg", "/tmp/picture.svg", "--trace", "/tmp/picture.svg"}, {"--svg and --trace are both /tmp/picture.svg"});
   refused({"--svg", "/tmp/picture.svg", "--picture", "tree"}, {"--picture", "tree", "pipeline"});
   refused({"distributed.pp=2", "--flops", "1T", "--trace", "/dev/full"}, {"--trace /dev/full is no regular file"});
   refused({"--nonsense"}, {"[plan]", "--help"});

@@ -66,6 +66,16 @@ BOOST_AUTO_TEST_CASE(a_hand_written_schedule_trains_with_the_bits_of_one_process
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_run_that_goes_on_as_one_process_keeps_no_schedule) {
+  Scratch scratch;
+  const UserSchedule& schedule = schedules[0];
+  const Config many = user_config(scratch, "run", store(scratch, schedule.name, schedule.text), schedule.ranks, {"train.max_steps=2"});
+  run_training_ranks(many);
+  BOOST_TEST(text_of(many.run.dir + "/schedule.csv") == schedule.text);
+  run_training(user_config(scratch, "run", "1f1b", 1, {"train.max_steps=3"}));
+  BOOST_TEST(!std::filesystem::exists(many.run.dir + "/schedule.csv"));
+}
+
 BOOST_AUTO_TEST_CASE(gradients_in_another_order_keep_the_tolerance_and_the_log_says_so) {
   Scratch scratch;
   const std::vector<std::string> kind{"train.mixed_precision=f64"};
