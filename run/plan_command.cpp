@@ -119,7 +119,7 @@ std::string run_plan(const PlanOptions& options) {
   if (options.json)
     return fmt::format("{{\"layout\":{},\"pipeline\":{}{}{}}}\n", planned.to_json(), pipeline.to_json(), context ? ",\"context\":" : "", context ? context->to_json() : "");
   std::string text = planned.table() + "\n" + pipeline.table();
-  if (context) text += "\n" + context->table();
+  if (context) text += fmt::format("\n{}", context->table());
   if (options.svg) text += fmt::format("\npicture of the {}: {}\n", draws_pipeline ? "pipeline" : "microbatch", *options.svg);
   if (options.trace) text += fmt::format("\ntrace: {}\n", *options.trace);
   return text;
