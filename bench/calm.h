@@ -37,7 +37,10 @@ using Tell = std::function<void(const std::string& found)>;
 /// differ with busy cores) has kinds of its own.
 class CalmGate {
  public:
-  explicit CalmGate(int64_t most_tries = 4) : most_tries_(most_tries) {}
+  /// `quiet`: another share of the best probe than 90 %; `pause`: seconds before a measurement is made again.
+  explicit CalmGate(int64_t most_tries = 4, double quiet = 0.9, double pause = 0) : most_tries_(most_tries), quiet_(quiet), pause_(pause) {}
+  /// What a probe of this kind has reached elsewhere.
+  void expect(size_t kind, double probe);
   Measurement measure(size_t kind, const std::function<Measurement()>& once, const Tell& tell);
   int64_t repeated() const { return repeated_; }    ///< measurements made again
   int64_t disturbed() const { return disturbed_; }  ///< measurements that count although they were disturbed
@@ -45,7 +48,9 @@ class CalmGate {
   std::string summary() const;
 
  private:
-  int64_t most_tries_, repeated_ = 0, disturbed_ = 0;
+  int64_t most_tries_;
+  double quiet_, pause_;
+  int64_t repeated_ = 0, disturbed_ = 0;
   std::vector<double> best_;  ///< probe of each kind
 };
 

@@ -1,12 +1,8 @@
 #include "bench/core_probe.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
-
-#include "bench/calm.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/core_probe.cpp"
@@ -68,38 +64,20 @@ double measure_loaded_flops(Rank& rank) {
   return flops / seconds;
 }
 
-CoreGate::CoreGate(Rank& rank, int64_t most_tries) : rank_(rank), most_tries_(most_tries) {
+CoreGate::CoreGate(Rank& rank, int64_t most_tries) : rank_(rank), gate_(most_tries, 0.95, 0.1) {
   for (int i = 0; i < 20 && most_tries > 1; ++i) {
-    probe();
+    gate_.expect(0, measure_loaded_flops(rank_));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 
-double CoreGate::probe() {
-  const double now = measure_loaded_flops(rank_);
-  best_ = std::max(best_, now);
-  return now;
-}
-
 double CoreGate::measure(const std::function<double()>& once) {
-  constexpr double quiet = 0.95;
-  ++measured_;
-  double least = 0;
-  for (int64_t tries = 0; tries < most_tries_; ++tries) {
-    if (tries > 0) {
-      ++repeated_;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    const double before = probe(), seconds = once(), after = probe();
-    if (std::min(before, after) >= quiet * best_) return seconds;
-    if (tries == 0 || seconds < least) least = seconds;
-  }
-  ++disturbed_;
-  return least;
-}
-
-std::string CoreGate::summary() const {
-  return fmt::format("Of {} measurements {} count although the core was busy with something else; {} were made again for that.\n", measured_, disturbed_, repeated_);
+  const auto between_probes = [&] {
+    const double before = measure_loaded_flops(rank_), seconds = once(), after = measure_loaded_flops(rank_);
+    gate_.expect(0, std::max(before, after));
+    return Measurement{seconds, std::min(before, after), 0};
+  };
+  return gate_.measure(0, between_probes, {}).seconds;
 }
 
 }  // namespace bench

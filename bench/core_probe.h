@@ -3,29 +3,27 @@
 #include <functional>
 #include <string>
 
+#include "bench/calm.h"
 #include "runtime/rank.h"
 
 namespace quire::bench {
 
 /// Multiply-adds per second times two of a loop as those of matrix products: 12 multiply-adds of the widest vectors with 8 loads from the first-level cache. Processor time of one thread,
-/// about 5 ms, all of it counted. Beside another busy thread on the same core it falls by a fifth, where multiply-adds alone (`measure_peak_flops`) hardly do.
+/// about 5 ms, all of it counted. On a shared host it was seen to fall by a fifth while multiply-adds alone (`measure_peak_flops`) hardly did.
 double measure_loaded_flops(Rank& rank);
 
-/// Repeats measurements of one thread beside which the core was busy with something else.
+/// A gate between whose probes of this loop a measurement of one thread counts where both reach 95 % of the best one; others are made again a tenth of a second later.
 class CoreGate {
  public:
   /// Looks for this core's best for about half a second where `most_tries` is above 1; with 1 nothing is made again.
   CoreGate(Rank& rank, int64_t most_tries);
-  /// Seconds that `once` returns, between two probes that both reach 95 % of the best one so far; else, after `most_tries` tries a tenth of a second apart, the least of them.
+  /// Seconds that `once` returns.
   double measure(const std::function<double()>& once);
-  /// "12 measurements were made again ..." with a line's end.
-  std::string summary() const;
+  std::string summary() const { return gate_.summary(); }
 
  private:
-  double probe();
   Rank& rank_;
-  int64_t most_tries_, repeated_ = 0, disturbed_ = 0, measured_ = 0;
-  double best_ = 0;
+  CalmGate gate_;
 };
 
 }  // namespace quire::bench

@@ -1,6 +1,6 @@
 // The register tile of attention's products on AVX2, instruction by instruction; included once for each instruction set, empty for the others.
 //
-// 6 rows by 2 vectors, eight steps a round: 12 multiply-adds come with 8.6 other instructions instead of 13. A core that two threads share decodes too few for more.
+// 6 rows by 2 vectors, eight steps a round: a step is 20.6 instructions, 12 of them multiply-adds. (See ops/cpu/matmul-inl.h on why they count.)
 #if defined(QUIRE_OPS_CPU_ATTENTION_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_OPS_CPU_ATTENTION_TILE_INL_H
 #undef QUIRE_OPS_CPU_ATTENTION_TILE_INL_H

@@ -1,4 +1,5 @@
-// Cuts a matrix product into chunks for the rank's threads. Chunks follow from the shape and the instruction set; bits depend on neither.
+// Cuts a matrix product into chunks for the rank's threads. Chunks follow from the shape, the instruction set and the
+// number of threads; bits depend on none of them.
 #include <algorithm>
 
 #include "ops/cpu/matmul.h"

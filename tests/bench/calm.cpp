@@ -52,4 +52,16 @@ BOOST_AUTO_TEST_CASE(a_calm_measurement_counts_and_a_disturbed_one_is_made_again
   BOOST_TEST(gate.summary().find("1 count although") != std::string::npos);
 }
 
+BOOST_AUTO_TEST_CASE(a_gate_may_be_stricter_and_know_the_best_before) {
+  CalmGate gate(3, 0.95);
+  gate.expect(0, 100);
+  std::vector<Measurement> next = {{1, 94, 0}, {2, 95, 0}};
+  const auto once = [&] { const Measurement one = next.front(); next.erase(next.begin()); return one; };
+  BOOST_TEST(gate.measure(0, once, {}).seconds == 2);
+  BOOST_TEST(gate.repeated() == 1);
+  next = {{1, 97, 0}};
+  gate.expect(0, 90);  // lowers nothing
+  BOOST_TEST(gate.measure(0, once, {}).seconds == 1);
+}
+
 BOOST_AUTO_TEST_SUITE_END()

@@ -9,6 +9,7 @@
 #include "layout_run.h"
 #include "run/layout_breaks.h"
 #include "product_run.h"
+#include "run/scratch.h"
 
 namespace quire::test {
 
@@ -34,10 +35,7 @@ inline ScheduleName schedule_from(const std::string& text) {
 /// A user's own schedule for `file`: stages from the last rank to the first and back, one on each, the first rank in the middle; forward passes as early as may be, weight gradients at the end of all
 /// input gradients. Written where the test runs; returns its path.
 inline std::string write_user_schedule(int64_t ranks, int64_t microbatches) {
-  static const std::string folder = [] {
-    std::string name = (std::filesystem::temp_directory_path() / "quire-schedules-XXXXXX").string();
-    return std::string(::mkdtemp(name.data()));
-  }();
+  static const Scratch folder;
   PipelineSchedule schedule{"file", ranks, 2 * ranks, microbatches, {}, {}};
   for (int64_t stage = 0; stage < 2 * ranks; ++stage) schedule.rank_of_stage.push_back(stage < ranks ? ranks - 1 - stage : stage - ranks);
   schedule.actions = forward_schedule(schedule.rank_of_stage, ranks, microbatches).actions;
@@ -48,7 +46,7 @@ inline std::string write_user_schedule(int64_t ranks, int64_t microbatches) {
         for (int64_t stage = 2 * ranks; stage-- > 0;)
           if (schedule.rank_of_stage[static_cast<size_t>(stage)] == rank) actions.push_back({kind, stage, m});
   }
-  const std::string path = fmt::format("{}/{}-{}.csv", folder, ranks, microbatches);
+  const std::string path = folder.path(fmt::format("{}-{}.csv", ranks, microbatches));
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (!std::filesystem::exists(path)) std::ofstream(path) << describe(schedule);
