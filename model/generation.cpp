@@ -40,7 +40,7 @@ Value CachedAttention::attend(Tape& tape, int64_t layer, const Value& q, const V
   if (tape.recording()) fail<StateError>("generate", "a key/value cache has no gradient; use a tape that does not record");
   Rank& rank = tape.rank();
   const Layer& cache = layers_.at(static_cast<size_t>(layer));
-  const auto keys = std::make_shared<std::vector<DocumentRun>>();
+  const auto keys = std::make_shared<RunList>();
   for (const DocumentRun& run : *microbatch.runs) {
     const int64_t end = int64_t{run.global} + run.length, last = int64_t{run.start} + capacity_;
     if (run.start % capacity_ != 0 || end > last || last > sequences_ * capacity_)

@@ -1,5 +1,6 @@
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/elementwise.h"
@@ -12,6 +13,35 @@ AttentionBackend attention_backend_from(std::string_view name) {
   if (name == "dense") return AttentionBackend::dense;
   const std::string near = nearest(name, {"block", "dense"});
   fail<ConfigError>("attention", "unknown backend '{}'; allowed: block, dense{}", name, near.empty() ? "" : "; nearest: " + near);
+}
+
+/// What kernels read lies in `memory`; runs go to the device as they are.
+struct RunList::Tables {
+  struct Table {
+    const Rank* rank;
+    int64_t tokens;
+    Tensor runs, global, start, tiles;
+  };
+  std::vector<Table> list;
+};
+
+BoundaryTable RunList::table(Rank& rank, int64_t tokens) const {
+  if (rank.accelerator() == nullptr) return {};
+  if (!tables_) tables_ = std::make_shared<Tables>();
+  const auto found = std::find_if(tables_->list.begin(), tables_->list.end(), [&](const Tables::Table& t) { return t.rank == &rank && t.tokens == tokens; });
+  const auto view = [](const Tables::Table& t) {
+    return BoundaryTable{t.global.data<int32_t>(), t.start.data<int32_t>(), reinterpret_cast<const TileBoundaries*>(t.tiles.data<int32_t>())};
+  };
+  if (found != tables_->list.end()) return view(*found);
+  static_assert(sizeof(DocumentRun) == 4 * sizeof(int32_t) && sizeof(TileBoundaries) == 4 * sizeof(int32_t));
+  const auto count = static_cast<int64_t>(size()), tiles = (tokens + boundary_tile - 1) / boundary_tile;
+  const auto integers = [&](int64_t n) { return Tensor::empty(rank, {n}, DType::i32, Category::data); };
+  const Tables::Table made{&rank, tokens, Tensor::from<int32_t>(rank, {4 * count}, {reinterpret_cast<const int32_t*>(data()), static_cast<size_t>(4 * count)}, Category::data),
+                           integers(tokens), integers(tokens), integers(4 * tiles)};
+  dispatch(rank, BoundaryTableArgs{tokens, count, reinterpret_cast<const DocumentRun*>(made.runs.raw()), made.global.data<int32_t>(), made.start.data<int32_t>(),
+                                   reinterpret_cast<TileBoundaries*>(made.tiles.raw())});
+  tables_->list.push_back(made);
+  return view(made);
 }
 
 std::string_view name_of(AttentionBackend backend) { return backend == AttentionBackend::block ? "block" : "dense"; }
@@ -58,7 +88,8 @@ void forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, cons
   require_contiguous("attention", lse);
   dispatch(rank, AttentionForwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), out.raw(), out.stride(0), lse.raw(),
-                                      options.backend == AttentionBackend::dense, out.dtype() != q.dtype()});
+                                      options.backend == AttentionBackend::dense, out.dtype() != q.dtype(), query_runs->table(rank, q.size(0)),
+                                      key_runs->table(rank, k.size(0))});
 }
 
 void backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs, const Tensor& dout,
@@ -67,7 +98,7 @@ void backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, con
   dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                        scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
                                        delta.raw(), dq.raw(), dq.stride(0), dk.raw(), dk.stride(0), dv.raw(), dv.stride(0),
-                                       options.backend == AttentionBackend::dense, overwrite});
+                                       options.backend == AttentionBackend::dense, overwrite, query_runs->table(rank, q.size(0)), key_runs->table(rank, k.size(0))});
 }
 
 class AttentionNode final : public Node {
@@ -110,7 +141,7 @@ void attention_partial(Rank& rank, const Tensor& q, const Tensor& k, const Tenso
 }
 
 void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPartial& other, const AttentionOptions& options) {
-  const auto all = std::make_shared<std::vector<DocumentRun>>();
+  const auto all = std::make_shared<RunList>();
   if (into.out.size(0) > 0) all->push_back({0, 0, static_cast<int32_t>(into.out.size(0)), 0});
   attention_merge(rank, into, other, all, options);
 }
@@ -120,7 +151,7 @@ void attention_merge(Rank& rank, const AttentionPartial& into, const AttentionPa
   if (!(into.out.shape() == other.out.shape()) || into.out.dtype() != other.out.dtype())
     fail<ShapeError>("attention_merge", "{} and {}", describe(into.out), describe(other.out));
   dispatch(rank, AttentionMergeArgs{into.out.dtype(), into.out.size(0), options.heads, options.head_dim, *runs, into.out.raw(), into.lse.raw(), other.out.raw(),
-                                    other.lse.raw()});
+                                    other.lse.raw(), runs->table(rank, into.out.size(0))});
 }
 
 Tensor attention_delta(Rank& rank, const Tensor& out, const Tensor& dout, const AttentionOptions& options) {

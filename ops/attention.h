@@ -13,8 +13,24 @@ enum class AttentionBackend : uint8_t { block, dense };
 AttentionBackend attention_backend_from(std::string_view name);  ///< throws ConfigError with the allowed names
 std::string_view name_of(AttentionBackend backend);
 
-using DocumentRuns = std::shared_ptr<const std::vector<DocumentRun>>;
-inline DocumentRuns shared_runs(const Documents& documents) { return std::make_shared<const std::vector<DocumentRun>>(documents.runs()); }
+struct BoundaryTable;
+
+/// Runs, and the tables that devices look them up in: made at the first call that needs one, kept as long as the runs. One rank uses a list at a time.
+class RunList : public std::vector<DocumentRun> {
+ public:
+  using vector::vector;
+  explicit RunList(std::vector<DocumentRun> runs) : vector(std::move(runs)) {}
+  RunList(const RunList&) = delete;  // tables belong to these runs
+  RunList& operator=(const RunList&) = delete;
+  /// For tensors of `tokens` rows on this rank's device; empty where the rank has none.
+  BoundaryTable table(Rank& rank, int64_t tokens) const;
+
+ private:
+  struct Tables;
+  mutable std::shared_ptr<Tables> tables_;
+};
+using DocumentRuns = std::shared_ptr<const RunList>;
+inline DocumentRuns shared_runs(const Documents& documents) { return std::make_shared<const RunList>(documents.runs()); }
 
 struct AttentionOptions {
   int64_t heads = 1, kv_heads = 1, head_dim = 0;

@@ -31,6 +31,28 @@ struct MatmulArgs {
   }
 };
 
+constexpr int64_t boundary_tile = 64;  ///< tokens
+
+/// Over the tokens of a tile that lie in runs: the least and the largest start and global index. A tile without such a token has last < first.
+struct TileBoundaries {
+  int32_t first_start, last_start, first_global, last_global;
+};
+/// What a device looks a token's boundaries up in. Tokens that no run covers have global and start -1.
+struct BoundaryTable {
+  const int32_t* global = nullptr;        ///< [tokens] index in the microbatch
+  const int32_t* start = nullptr;         ///< [tokens] global index of its document's first token
+  const TileBoundaries* tiles = nullptr;  ///< [ceil(tokens / boundary_tile)]
+};
+/// Makes a table from runs that lie where the kernel works, ascending and apart. O(tokens) work, once per microbatch.
+struct BoundaryTableArgs {
+  static constexpr const char* op = "boundary_table";
+  int64_t tokens_count, runs_count;
+  const DocumentRun* runs;
+  int32_t* global;
+  int32_t* start;
+  TileBoundaries* tiles;
+};
+
 /// Attention of some query tokens over some key tokens, inside documents.
 /// q [query tokens, heads, head_dim], k and v [key tokens, kv_heads, head_dim], out like q, lse [query tokens, heads] (A), all of T with the
 /// given row strides (elements between tokens); heads of one token are contiguous. heads is a multiple of kv_heads; query head h reads h / (heads / kv_heads).
@@ -52,6 +74,7 @@ struct AttentionForwardArgs {
   void* lse;
   bool dense = false;       ///< the backend asked for: materialised mask (reference) or tiles
   bool accumulate_out = false;  ///< `out` is of type A instead of T (partial results that will be merged)
+  BoundaryTable query_table = {}, key_table = {};  ///< of the runs; devices alone get them
 };
 
 /// Adds to dq, dk, dv (type A, [tokens, heads, head_dim] with the given row strides) the gradients of the above, given the *merged* lse and
@@ -76,6 +99,7 @@ struct AttentionBackwardArgs {
   bool dense = false;
   /// dq, dk and dv hold nothing yet and are written instead of added to. Only where query_runs and key_runs are the same and cover all tokens.
   bool overwrite = false;
+  BoundaryTable query_table = {}, key_table = {};  ///< of the runs; devices alone get them
 };
 
 /// delta[i, h] = sum_d out[i, h, d] * dout[i, h, d]; rows contiguous.
@@ -96,6 +120,7 @@ struct AttentionMergeArgs {
   std::span<const DocumentRun> runs;  ///< of rows to merge, ascending in local storage
   void* out1; void* lse1;
   const void* out2; const void* lse2;
+  BoundaryTable table = {};  ///< of the runs; devices alone get it
 };
 
 /// y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), per row of `width`. rstd [rows] (A) is written for backward.

@@ -71,7 +71,7 @@ ContextStepWork make_tokens(int rank, const std::vector<std::vector<TokenRange>>
 }  // namespace
 
 DocumentRuns received_key_runs(const ContextStepWork& step) {
-  auto all = std::make_shared<std::vector<DocumentRun>>();
+  auto all = std::make_shared<RunList>();
   for (const KeyMessage& message : step.receives)
     for (DocumentRun run : message.documents.runs()) {
       run.local += static_cast<int32_t>(message.first);
@@ -85,7 +85,7 @@ DocumentRuns queries_that_read(std::span<const DocumentRun> queries, std::span<c
   std::sort(sorted.begin(), sorted.end(), [](const DocumentRun& a, const DocumentRun& b) {
     return a.start != b.start ? a.start < b.start : a.global < b.global;
   });
-  auto result = std::make_shared<std::vector<DocumentRun>>();
+  auto result = std::make_shared<RunList>();
   for (const DocumentRun& run : queries) {
     const int64_t run_end = int64_t{run.global} + run.length;
     int64_t done = run.global;  // queries before it are decided

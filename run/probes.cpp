@@ -38,7 +38,7 @@ Value ProbeAttention::attend(Tape& tape, int64_t, const Value& q, const Value& k
   own.backend = mode_.backend;
   if (mode_.broken != "dropped") return attention(tape, q, k, v, microbatch.runs, own);
   const std::vector<DocumentRun> one = {{0, 0, static_cast<int32_t>(microbatch.size()), 0}};
-  return attention(tape, q, k, v, std::make_shared<const std::vector<DocumentRun>>(one), own);
+  return attention(tape, q, k, v, std::make_shared<const RunList>(one), own);
 }
 
 std::vector<double> host_values(const Tensor& tensor) {

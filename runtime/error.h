@@ -22,6 +22,7 @@ class DataError : public Error { using Error::Error; };         ///< a file or t
 class FileError : public Error { using Error::Error; };         ///< the operating system refused a file operation
 class UnsupportedError : public Error { using Error::Error; };  ///< right, but not something Quire does
 class StateError : public Error { using Error::Error; };        ///< a call at the wrong moment
+class DeviceError : public Error { using Error::Error; };        ///< a device or its library refused a call
 class OutOfMemoryError : public Error { using Error::Error; };  ///< names the biggest users
 class NonFiniteError : public Error { using Error::Error; };    ///< loss or gradients stayed NaN or infinite
 class ScheduleError : public Error { using Error::Error; };     ///< a schedule that is incomplete, out of order or can not end

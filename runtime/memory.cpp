@@ -34,6 +34,13 @@ void* map_memory(int64_t bytes) {
   return begin + before;
 }
 
+class HostMemory final : public MemorySource {
+ public:
+  void* map(int64_t bytes) override { return map_memory(bytes); }
+  void unmap(void* segment, int64_t bytes) noexcept override { ::munmap(segment, static_cast<size_t>(bytes)); }
+  void fill(void* to, unsigned char byte, int64_t bytes) override { std::memset(to, byte, static_cast<size_t>(bytes)); }
+};
+
 std::string mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
 
 }  // namespace
@@ -43,11 +50,13 @@ std::string_view name_of(Category c) {
   return names[static_cast<int>(c)];
 }
 
-Allocator::Allocator(bool backed, int64_t limit, bool poison) : backed_(backed), poison_(poison), limit_(limit) {}
+Allocator::Allocator(bool backed, int64_t limit, bool poison) : Allocator(backed ? std::make_shared<HostMemory>() : nullptr, limit, poison) {}
+
+Allocator::Allocator(std::shared_ptr<MemorySource> source, int64_t limit, bool poison) : source_(std::move(source)), poison_(poison), limit_(limit) {}
 
 Allocator::~Allocator() {
-  if (backed_)
-    for (const auto& [data, bytes] : segments_) ::munmap(data, static_cast<size_t>(bytes));
+  if (source_)
+    for (const auto& [data, bytes] : segments_) source_->unmap(data, bytes);
 }
 
 void* Allocator::take(std::map<char*, Block>::iterator it, int64_t bytes, Category category) {
@@ -85,7 +94,7 @@ void* Allocator::allocate(int64_t bytes, Category category) {
       if (limit_ > 0 && reserved_ + segment > limit_) segment = round_up(bytes, page);  // near the limit: no more than needed
       void* data = nullptr;
       if (limit_ == 0 || reserved_ + segment <= limit_)
-        data = backed_ ? map_memory(segment) : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
+        data = source_ ? source_->map(segment) : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
       if (data == nullptr) {
         std::vector<std::pair<int64_t, std::string>> users;
         for (int c = 0; c < category_count; ++c)
@@ -105,8 +114,12 @@ void* Allocator::allocate(int64_t bytes, Category category) {
     }
     result = take(blocks_.find(fit->second), bytes, category);
   }
-  if (poison_ && backed_) std::memset(result, 0xff, static_cast<size_t>(bytes));
+  poison_block(result, bytes);
   return result;
+}
+
+void Allocator::poison_block(void* block, int64_t bytes) {
+  if (poison_ && source_) source_->fill(block, 0xff, bytes);
 }
 
 void Allocator::release(void* pointer) noexcept {
@@ -192,7 +205,7 @@ void* StepStack::take(int64_t bytes) {
   offset_ += bytes;
   used_ += bytes;
   peak_ = std::max(peak_, used_);
-  if (allocator_->backed() && allocator_->poison()) std::memset(result, 0xff, static_cast<size_t>(bytes));
+  allocator_->poison_block(result, bytes);
   return result;
 }
 

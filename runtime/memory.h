@@ -24,12 +24,25 @@ struct MemoryCounters {
   int64_t blocks = 0;   ///< blocks handed out so far (all calls)
 };
 
+/// Where an allocator's segments come from.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// At least 256-byte aligned; null where there is no room.
+  virtual void* map(int64_t bytes) = 0;
+  virtual void unmap(void* segment, int64_t bytes) noexcept = 0;
+  /// Fills memory, in the order of the work on it.
+  virtual void fill(void* to, unsigned char byte, int64_t bytes) = 0;
+};
+
 /// Best fit over large segments, with splitting and coalescing; memory is kept for reuse and never given back before destruction.
 /// Thread-safe. A counting allocator (`backed = false`) gives addresses that must not be touched: the null device plans memory with it.
 class Allocator {
  public:
   /// limit: bytes that may be reserved from the system, 0 for no limit. `poison` fills every block with 0xff (NaN) when handed out.
   explicit Allocator(bool backed = true, int64_t limit = 0, bool poison = false);
+  /// The same over another memory than the host's.
+  Allocator(std::shared_ptr<MemorySource> source, int64_t limit, bool poison);
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -46,14 +59,16 @@ class Allocator {
   void reset_peaks();
   /// One line per category: bytes now and at most.
   std::string table() const;
-  bool backed() const { return backed_; }
-  bool poison() const { return poison_; }
+  bool backed() const { return source_ != nullptr; }
+  /// Where the allocator poisons: makes a block NaN that is handed out again.
+  void poison_block(void* block, int64_t bytes);
 
  private:
   struct Block { int64_t bytes; bool free; int64_t segment; Category category; };
   void* take(std::map<char*, Block>::iterator it, int64_t bytes, Category category);
 
-  const bool backed_, poison_;
+  const std::shared_ptr<MemorySource> source_;  ///< null where addresses are only counted
+  const bool poison_;
   const int64_t limit_;
   mutable std::mutex mutex_;
   std::map<char*, Block> blocks_;                 ///< by address

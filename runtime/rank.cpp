@@ -1,5 +1,6 @@
 #include "runtime/rank.h"
 
+#include "runtime/accelerator.h"
 #include "runtime/dispatch.h"
 #include "runtime/error.h"
 
@@ -16,12 +17,12 @@ std::string to_string(Device device) {
 
 Rank::Rank(RankOptions options)
     : options_(std::move(options)),
-      allocator_(std::make_shared<Allocator>(options_.device.kind != DeviceKind::null, options_.memory_limit, options_.poison)),
+      accelerator_(make_accelerator(options_)),
+      allocator_(accelerator_ ? std::make_shared<Allocator>(accelerator_, options_.memory_limit, options_.poison)
+                              : std::make_shared<Allocator>(options_.device.kind != DeviceKind::null, options_.memory_limit, options_.poison)),
       pool_(std::make_unique<ThreadPool>(options_.threads, options_.first_processor)),
       stack_(std::make_unique<StepStack>(allocator_)),
-      work_(std::make_unique<WorkCounters>()) {
-  if (options_.device.kind == DeviceKind::cuda) fail<UnsupportedError>("device", "cuda is not part of this build; allowed: cpu");
-}
+      work_(std::make_unique<WorkCounters>()) {}
 
 std::map<std::string, std::string, std::less<>> Rank::chosen_kernels() const {
   std::lock_guard lock(chosen_mutex_);

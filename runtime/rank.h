@@ -40,6 +40,7 @@ struct WorkCounters {
 };
 
 class Profile;
+class Accelerator;
 
 class Rank {
  public:
@@ -52,6 +53,9 @@ class Rank {
   WorkCounters& work() { return *work_; }
   const RankOptions& options() const { return options_; }
   Device device() const { return options_.device; }
+  /// Where memory and work are a device's; null where they are the host's, or nobody's.
+  Accelerator* accelerator() const { return accelerator_.get(); }
+  std::shared_ptr<Accelerator> shared_accelerator() const { return accelerator_; }
   bool computes() const { return options_.device.kind != DeviceKind::null; }
 
   /// Which kernel ran last for an op, for logs and tests: op -> kernel name.
@@ -64,6 +68,7 @@ class Rank {
 
  private:
   RankOptions options_;
+  std::shared_ptr<Accelerator> accelerator_;
   std::shared_ptr<Allocator> allocator_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<StepStack> stack_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/accelerator.h"
+
 namespace quire {
 
 Shape::Shape(std::initializer_list<int64_t> sizes) : Shape(std::span<const int64_t>(sizes.begin(), sizes.size())) {}
@@ -32,8 +34,9 @@ std::string to_string(const Shape& shape) {
   return text + ")";
 }
 
-Storage::Storage(std::shared_ptr<Allocator> allocator, int64_t bytes, Category category, Device device)
-    : allocator_(std::move(allocator)), data_(static_cast<char*>(allocator_->allocate(bytes, category))), bytes_(bytes), device_(device) {}
+Storage::Storage(Rank& rank, int64_t bytes, Category category)
+    : accelerator_(rank.shared_accelerator()), allocator_(rank.shared_allocator()), data_(static_cast<char*>(allocator_->allocate(bytes, category))), bytes_(bytes),
+      device_(rank.device()) {}
 
 Storage::~Storage() { allocator_->release(data_); }
 
@@ -53,7 +56,7 @@ Shape contiguous_strides(const Shape& shape) {
 
 Tensor Tensor::empty(Rank& rank, const Shape& shape, DType dtype, Category category) {
   Tensor tensor;
-  tensor.storage_ = std::make_shared<Storage>(rank.shared_allocator(), shape.elements() * size_of(dtype), category, rank.device());
+  tensor.storage_ = std::make_shared<Storage>(rank, shape.elements() * size_of(dtype), category);
   tensor.shape_ = shape;
   tensor.strides_ = contiguous_strides(shape);
   tensor.dtype_ = dtype;
@@ -71,7 +74,7 @@ Tensor Tensor::from(Rank& rank, const Shape& shape, std::span<const T> values, C
   if (static_cast<int64_t>(values.size()) != shape.elements())
     fail<ShapeError>("tensor", "{} values for shape {}", values.size(), to_string(shape));
   Tensor tensor = empty(rank, shape, dtype_of<T>::value, category);
-  if (rank.computes() && !values.empty()) std::memcpy(tensor.raw(), values.data(), values.size_bytes());
+  write(rank, tensor, values);
   return tensor;
 }
 
@@ -80,18 +83,54 @@ std::vector<T> Tensor::to_vector() const {
   if (dtype_ != dtype_of<T>::value) wrong_type(dtype_of<T>::value);
   if (storage_->device().kind == DeviceKind::null) fail<StateError>("tensor", "the null device holds no values");
   std::vector<T> values(static_cast<size_t>(elements()));
+  const auto take = [accelerator = storage_->accelerator()](const void* from, void* to, int64_t bytes) {
+    if (accelerator != nullptr) accelerator->download(from, to, bytes);
+    else std::memcpy(to, from, static_cast<size_t>(bytes));
+  };
+  if (is_contiguous()) {
+    if (!values.empty()) take(raw(), values.data(), bytes());
+    return values;
+  }
   const int64_t columns = shape_.dims() == 0 ? 1 : shape_.back();
   std::array<int64_t, 6> index{};
   for (size_t at = 0; at < values.size(); at += static_cast<size_t>(columns)) {
     int64_t offset = 0;
     for (int d = 0; d + 1 < shape_.dims(); ++d) offset += index[static_cast<size_t>(d)] * strides_[d];
-    std::memcpy(values.data() + at, static_cast<const T*>(raw()) + offset, static_cast<size_t>(columns) * sizeof(T));
+    take(static_cast<const T*>(raw()) + offset, values.data() + at, columns * static_cast<int64_t>(sizeof(T)));
     for (int d = shape_.dims() - 2; d >= 0 && ++index[static_cast<size_t>(d)] == shape_[d]; --d) index[static_cast<size_t>(d)] = 0;
   }
   return values;
 }
 
+template <class T>
+void write(Rank& rank, const Tensor& tensor, std::span<const T> values) {
+  require_contiguous("write", tensor);
+  if (static_cast<int64_t>(values.size()) != tensor.elements()) fail<ShapeError>("write", "{} values for {}", values.size(), describe(tensor));
+  void* const to = tensor.data<T>();
+  if (!rank.computes() || values.empty()) return;
+  if (rank.accelerator() != nullptr) rank.accelerator()->upload(values.data(), to, tensor.bytes());
+  else std::memcpy(to, values.data(), values.size_bytes());
+}
+
+Readback::Readback(Rank& rank, const Tensor& tensor) : tensor_(tensor) {
+  require_contiguous("readback", tensor);
+  if (!rank.computes()) return;
+  if (rank.accelerator() != nullptr) download_ = rank.accelerator()->start_download(tensor.raw(), tensor.bytes());
+  else here_.assign(static_cast<const std::byte*>(tensor.raw()), static_cast<const std::byte*>(tensor.raw()) + tensor.bytes());
+}
+
+template <class T>
+std::vector<T> Readback::values() {
+  static_cast<void>(tensor_.data<T>());  // the right type
+  const std::span<const std::byte> bytes = download_ ? download_->wait() : std::span<const std::byte>(here_);
+  std::vector<T> result(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(result.data(), bytes.data(), bytes.size());
+  return result;
+}
+
 #define QUIRE_INSTANTIATE(T)                                                                 \
+  template void write<T>(Rank&, const Tensor&, std::span<const T>);                          \
+  template std::vector<T> Readback::values<T>();                                             \
   template Tensor Tensor::from<T>(Rank&, const Shape&, std::span<const T>, Category);        \
   template std::vector<T> Tensor::to_vector<T>() const;
 QUIRE_INSTANTIATE(double)
@@ -149,11 +188,22 @@ char* row_address(const Tensor& tensor, int64_t row) {
   return static_cast<char*>(tensor.raw()) + offset * size_of(tensor.dtype());
 }
 
+/// On a device: runs of the last dimension, as many at once as lie evenly spaced.
+void copy_on(Accelerator& accelerator, const Tensor& from, const Tensor& to) {
+  if (from.is_contiguous() && to.is_contiguous()) return accelerator.copy(from.raw(), to.raw(), from.bytes());
+  const int64_t width = size_of(from.dtype()), row_bytes = from.size(-1) * width;
+  const int64_t rows = from.shape().dims() > 1 ? from.size(-2) : 1, blocks = from.bytes() / row_bytes / rows;
+  for (int64_t block = 0; block < blocks; ++block)
+    accelerator.copy_rows(row_address(from, block * rows), rows > 1 ? from.stride(-2) * width : row_bytes, row_address(to, block * rows),
+                          rows > 1 ? to.stride(-2) * width : row_bytes, row_bytes, rows);
+}
+
 }  // namespace
 
 void copy(Rank& rank, const Tensor& from, const Tensor& to) {
   if (!(from.shape() == to.shape()) || from.dtype() != to.dtype()) fail<ShapeError>("copy", "{} to {}", describe(from), describe(to));
   if (!rank.computes() || from.elements() == 0) return;
+  if (rank.accelerator() != nullptr) return copy_on(*rank.accelerator(), from, to);
   if (from.is_contiguous() && to.is_contiguous()) {
     const int64_t bytes = from.bytes();
     rank.pool().parallel_for(chunks_of(bytes, copy_chunk), [&](int64_t chunk, int) {
@@ -194,6 +244,7 @@ void fill_zero(Rank& rank, const Tensor& tensor) {
   require_contiguous("fill_zero", tensor);
   if (!rank.computes()) return;
   const int64_t bytes = tensor.bytes();
+  if (rank.accelerator() != nullptr) return bytes > 0 ? rank.accelerator()->fill(tensor.raw(), 0, bytes) : void();
   rank.pool().parallel_for(chunks_of(bytes, copy_chunk), [&](int64_t chunk, int) {
     const int64_t begin = chunk * copy_chunk;
     std::memset(static_cast<char*>(tensor.raw()) + begin, 0, static_cast<size_t>(std::min(copy_chunk, bytes - begin)));

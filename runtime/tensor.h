@@ -1,6 +1,7 @@
 // Tensors: value semantics over shared storage. The last dimension is always contiguous; views share storage.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -13,6 +14,8 @@
 #include "runtime/rank.h"
 
 namespace quire {
+
+class Download;
 
 /// Up to six sizes, each int64.
 class Shape {
@@ -39,15 +42,17 @@ std::string to_string(const Shape& shape);  ///< `(4,128,768)`
 /// Owned bytes of one allocation.
 class Storage {
  public:
-  Storage(std::shared_ptr<Allocator> allocator, int64_t bytes, Category category, Device device);
+  Storage(Rank& rank, int64_t bytes, Category category);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  Accelerator* accelerator() const { return accelerator_.get(); }  ///< null for host memory
 
  private:
+  std::shared_ptr<Accelerator> accelerator_;
   std::shared_ptr<Allocator> allocator_;
   char* data_;
   int64_t bytes_;
@@ -79,7 +84,7 @@ class Tensor {
     if (dtype_ != dtype_of<T>::value) wrong_type(dtype_of<T>::value);
     return static_cast<T*>(raw());
   }
-  /// Host copy of the values (contiguous order). For tests, logs and files, never inside a step.
+  /// Host copy of the values (contiguous order). Waits for a device's work; for tests, logs and files, never inside a step.
   template <class T> std::vector<T> to_vector() const;
 
   /// Views. Throw ShapeError.
@@ -99,6 +104,21 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
+/// Values of a tensor on their way to the host: what a step reports is read when the next one is under way. Keeps the tensor's memory.
+class Readback {
+ public:
+  Readback() = default;
+  Readback(Rank& rank, const Tensor& tensor);  ///< contiguous tensors only
+  bool defined() const { return tensor_.defined(); }
+  /// Waits where they are not here yet. Throws DTypeError unless T is the tensor's, and what the device's work threw.
+  template <class T> std::vector<T> values();
+
+ private:
+  Tensor tensor_;
+  std::shared_ptr<Download> download_;
+  std::vector<std::byte> here_;
+};
+
 /// `(4,128,768) f32`
 std::string describe(const Tensor& tensor);
 
@@ -109,5 +129,7 @@ void require_contiguous(std::string_view op, const Tensor& tensor);
 Tensor contiguous(Rank& rank, const Tensor& tensor);
 void copy(Rank& rank, const Tensor& from, const Tensor& to);
 void fill_zero(Rank& rank, const Tensor& tensor);
+/// Host values into a contiguous tensor, in the order of the work on it. Throws ShapeError unless the counts agree, DTypeError unless T is the tensor's.
+template <class T> void write(Rank& rank, const Tensor& tensor, std::span<const T> values);
 
 }  // namespace quire

@@ -13,7 +13,7 @@ Tensor filled(Rank& rank, const Shape& shape, double value) { return tensor(rank
 
 /// Some of the runs, some of them cut short on either side.
 DocumentRuns some_of(std::mt19937_64& random, const Documents& documents) {
-  auto some = std::make_shared<std::vector<DocumentRun>>();
+  auto some = std::make_shared<RunList>();
   for (DocumentRun run : documents.runs()) {
     if (random() % 3 == 0) continue;
     const auto cut = static_cast<int32_t>(random() % static_cast<uint64_t>(run.length));
@@ -149,7 +149,7 @@ BOOST_AUTO_TEST_CASE(runs_outside_of_their_tensors_are_refused) {
   Rank rank;
   const AttentionOptions options{.heads = 1, .kv_heads = 1, .head_dim = 2};
   const Tensor five = Tensor::zeros(rank, {5, 2}, DType::f64);
-  const auto runs = [](std::vector<DocumentRun> list) { return std::make_shared<const std::vector<DocumentRun>>(std::move(list)); };
+  const auto runs = [](std::vector<DocumentRun> list) { return std::make_shared<const RunList>(std::move(list)); };
   const DocumentRuns good = runs({{0, 0, 5, 0}}), late = runs({{3, 3, 3, 0}}), twice = runs({{0, 0, 3, 0}, {2, 2, 2, 0}});
   check_error<ShapeError>([&] { attention_partial(rank, five, five, five, late, good, options); },
                           {"[attention]", "boundaries of queries [3, 6)", "q (5,2) f64"});

@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(received_boundaries_are_what_masks) {
     const Documents whole = c.whole();
     const Tensor q = rows_tensor(rank, c.q, whole.indices(), 8, DType::f64), k = rows_tensor(rank, c.k, whole.indices(), 4, DType::f64),
                  v = rows_tensor(rank, c.v, whole.indices(), 4, DType::f64);
-    const auto keys = std::make_shared<const std::vector<DocumentRun>>(std::vector<DocumentRun>{{10, 10, 3, 10}, {16, 16, 16, 10}});
+    const auto keys = std::make_shared<const RunList>(std::vector<DocumentRun>{{10, 10, 3, 10}, {16, 16, 16, 10}});
     const std::vector<double> expected = attention_partial(rank, q, k, v, shared_runs(whole), keys, options).out.to_vector<double>();
     const auto rows = [](const std::vector<double>& values, int64_t begin, int64_t end) {
       return std::vector<double>(values.begin() + begin * 8, values.begin() + end * 8);
