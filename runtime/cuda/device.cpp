@@ -159,7 +159,7 @@ void CudaDevice::synchronize() {
 std::shared_ptr<Accelerator> make_accelerator(const RankOptions& options) {
   if (options.device.kind != DeviceKind::cuda) return nullptr;
   if (const CudaAvailability available = cuda_availability(); options.device.index >= available.devices)
-    fail<UnsupportedError>("device", "cuda:{} asked for; {}", options.device.index,
+    fail<UnsupportedError>("device", "cuda:{} asked for; {}; allowed: cpu", options.device.index,
                            available.devices > 0 ? fmt::format("this machine has {} device{}", available.devices, available.devices == 1 ? "" : "s") : available.reason);
   return std::make_shared<CudaDevice>(options.device.index);
 }
