@@ -2,9 +2,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/memory.h"
 #include "runtime/rank.h"
@@ -45,8 +48,28 @@ class Accelerator : public MemorySource {
   /// Calls of `download` and `synchronize` so far.
   int64_t host_reads() const { return host_reads_; }
 
+  /// What was chosen among ways to compute that differ in bits, such as a library's algorithms: by key, as texts that say all there is to choose. A run records them.
+  using Choices = std::map<std::string, std::string>;
+  const Choices& choices() const { return choices_; }
+  /// Choices of an earlier run: they are made again when they come up. To be called before the first work.
+  void replay(Choices recorded) { recorded_ = std::move(recorded); }
+  /// What people should know of choices and has not been taken yet: recorded ones that this device or library can not make, for example.
+  std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
+
+  /// For those who choose: what an earlier run chose, or null; and what they choose now.
+  const std::string* recorded_choice(const std::string& key) const {
+    const auto found = recorded_.find(key);
+    return found == recorded_.end() ? nullptr : &found->second;
+  }
+  void choose(const std::string& key, std::string text) { choices_[key] = std::move(text); }
+  void note(std::string text) { notes_.push_back(std::move(text)); }
+
  protected:
   int64_t host_reads_ = 0;
+
+ private:
+  Choices choices_, recorded_;
+  std::vector<std::string> notes_;
 };
 
 /// What this build and machine have of CUDA.

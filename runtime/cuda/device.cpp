@@ -75,6 +75,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 CudaDevice::~CudaDevice() {
   make_current();
   if (compute_ != nullptr) cudaStreamSynchronize(compute_);
+  extensions_.clear();
   staging_.clear();
   if (compute_ != nullptr) cudaStreamDestroy(compute_);
 }

@@ -3,12 +3,20 @@
 #include <cuda_runtime_api.h>
 
 #include <deque>
+#include <map>
 #include <memory>
+#include <typeindex>
 
 #include "runtime/accelerator.h"
 #include "runtime/cuda/errors.h"
 
 namespace quire {
+
+/// What a library keeps for one device, a handle for example.
+class CudaExtension {
+ public:
+  virtual ~CudaExtension() = default;
+};
 
 class CudaDevice final : public Accelerator {
  public:
@@ -35,6 +43,13 @@ class CudaDevice final : public Accelerator {
   int compute_capability() const { return capability_; }  ///< 10 * major + minor
   int multiprocessors() const { return multiprocessors_; }
 
+  /// The device's T, a CudaExtension: made as T(CudaDevice&) when first asked for, gone before the stream is.
+  template <class T> T& extension() {
+    std::unique_ptr<CudaExtension>& held = extensions_[std::type_index(typeid(T))];
+    if (!held) held = std::make_unique<T>(*this);
+    return static_cast<T&>(*held);
+  }
+
  private:
   struct Staging;
   void make_current() const;  ///< of the calling thread
@@ -46,6 +61,7 @@ class CudaDevice final : public Accelerator {
   std::string name_;
   cudaStream_t compute_ = nullptr;
   std::deque<std::unique_ptr<Staging>> staging_;
+  std::map<std::type_index, std::unique_ptr<CudaExtension>> extensions_;
 };
 
 /// The device of a rank of kind cuda.
