@@ -1,0 +1,77 @@
+// What tests ask of the emulated GPU: orders, paces, planted bugs, failures, counters.
+#pragma once
+#include <driver_types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace emulation {
+
+/// In which order blocks and threads run where nothing orders them. `random` changes warps, `random_lanes` lanes too.
+enum class Order { ascending, descending, random, random_lanes };
+/// When a stream does its work where nothing orders it: as late as CUDA allows (when something waits for it), at once, or either by chance.
+enum class Pace { late, early, random };
+
+/// The emulated machine as tests set it up. A value; `set` puts it in force for every later call of every thread.
+struct Settings {
+  Order order = Order::ascending;
+  uint64_t seed = 1;
+  Pace pace = Pace::late;
+  int longest_delay = 0;  ///< microseconds, before each operation of a stream
+  int devices = 8;        ///< none: cudaErrorNoDevice
+  int major = 9, minor = 0, multiprocessors = 132;
+  size_t memory = size_t{16} << 30;  ///< bytes of each device
+  bool libraries = true;             ///< whether cuBLASLt is there
+  int driver_version = 13000, runtime_version = 13000;
+  size_t quarantine = size_t{64} << 20;  ///< bytes of freed memory that are kept to show late accesses
+};
+Settings settings();
+void set(const Settings& settings);
+/// The settings as they are when a test begins.
+void order(Order order, uint64_t seed = 1);
+
+/// The `nth` call from now on (1 is the next) of this function of the runtime or of cuBLASLt returns `error`.
+void fail_call(const std::string& function, int nth, int error);
+
+/// While one lives, kernels and the device layer have the bug of this name (`gpu::planted`). Waits for all streams at both ends.
+class Planted {
+ public:
+  explicit Planted(const char* name);
+  ~Planted();
+  Planted(const Planted&) = delete;
+  Planted& operator=(const Planted&) = delete;
+};
+
+/// What was done since the last `reset_counters`, on all devices.
+struct Counters {
+  int64_t kernels = 0, products = 0;
+  int64_t bytes_to_device = 0, bytes_to_host = 0, bytes_on_device = 0;
+  int64_t device_synchronizations = 0;  ///< cudaDeviceSynchronize
+  int64_t stream_synchronizations = 0, event_synchronizations = 0;
+  int64_t synchronous_copies = 0;  ///< cudaMemcpy, and copies to memory of the host that is not pinned
+  int64_t allocations = 0, frees = 0;  ///< of device memory
+  int64_t switches = 0;  ///< between emulated threads
+};
+Counters counters();
+void reset_counters();
+
+/// Waits until every stream is idle, without counting.
+void drain();
+/// What failed on a device first, "" for nothing: the text behind a sticky error.
+std::string failure(int device = 0);
+/// Takes sticky errors away, and calls that were to fail; waits for all streams.
+void recover();
+/// Bytes of device memory that are allocated now.
+size_t allocated(int device = 0);
+
+/// For one test: the default settings at its beginning, and again at its end, with errors taken away.
+class Fresh {
+ public:
+  Fresh();
+  ~Fresh();
+  Fresh(const Fresh&) = delete;
+  Fresh& operator=(const Fresh&) = delete;
+};
+
+}  // namespace emulation
