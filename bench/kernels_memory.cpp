@@ -107,9 +107,9 @@ void measure_optimizer(Bench& bench) {
   const double count = static_cast<double>(weights);
   double sum = 0;
   bench.measure("reduce", count, [&] { dispatch(bench.rank, ReduceArgs{.type = DType::f32, .count = weights, .power = 2, .x = gradient.raw(), .result = &sum}); });
+  const AdamWTensor tensor{.count = weights, .weight_decay = 0.1, .gradient = gradient.raw(), .master = master.raw(), .moment1 = moment1.raw(), .moment2 = moment2.raw(), .value = nullptr};
   bench.measure("adamw", 7 * count, [&] {
-    dispatch(bench.rank, AdamWArgs{.type = DType::f32, .count = weights, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scalars = &scalars, .gradient = gradient.raw(),
-                                   .master = master.raw(), .moment1 = moment1.raw(), .moment2 = moment2.raw(), .value = nullptr});
+    dispatch(bench.rank, AdamWArgs{.type = DType::f32, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scalars = &scalars, .tensors = std::span(&tensor, 1)});
   });
 }
 

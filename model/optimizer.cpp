@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "ops/elementwise.h"
 #include "ops/kernels.h"
 
 namespace quire {
@@ -26,8 +25,10 @@ AdamW::AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options) : param
 
 Tensor AdamW::measure(Rank& rank) {
   fill_zero(rank, squares_);
+  std::vector<SquaresTensor> tensors;
   for (const Parameter& p : parameters_)
-    if (p.counted) reduce(rank, p.gradients.at(0), 2, squares_.slice(0, p.index, p.index + 1));
+    if (p.counted) tensors.push_back({p.gradients.at(0).elements(), p.gradients[0].raw(), squares_.data<double>() + p.index});
+  dispatch(rank, SquaresArgs{accumulator_of(parameters_.dtype()), tensors});
   return squares_;
 }
 
@@ -35,12 +36,14 @@ void AdamW::apply(Rank& rank, const Tensor& loss, double learning_rate) {
   auto* scalars = static_cast<OptimizerScalars*>(scalars_.raw());
   dispatch(rank, OptimizerScalarsArgs{parameters_.declared(), squares_.data<double>(), loss.data<double>(), learning_rate, options_.clip_norm, options_.beta1,
                                       options_.beta2, adam_step_.data<int64_t>(), norm_.data<double>(), scalars});
+  std::vector<AdamWTensor> tensors;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i];
     const bool separate = !p.value.shares_storage(p.master);
-    dispatch(rank, AdamWArgs{p.value.dtype(), p.value.elements(), options_.beta1, options_.beta2, options_.eps, p.decay ? options_.weight_decay : 0.0, scalars,
-                             p.gradients[0].raw(), p.master.raw(), moments1_[i].raw(), moments2_[i].raw(), separate ? p.value.raw() : nullptr});
+    tensors.push_back({p.value.elements(), p.decay ? options_.weight_decay : 0.0, p.gradients[0].raw(), p.master.raw(), moments1_[i].raw(), moments2_[i].raw(),
+                       separate ? p.value.raw() : nullptr});
   }
+  dispatch(rank, AdamWArgs{parameters_.dtype(), options_.beta1, options_.beta2, options_.eps, scalars, tensors});
 }
 
 StepOutcome AdamW::outcome() const {

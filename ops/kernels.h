@@ -239,6 +239,19 @@ struct ReduceArgs {
   double* result;
 };
 
+/// One tensor's sum of squares.
+struct SquaresTensor {
+  int64_t count;
+  const void* x;
+  double* result;
+};
+/// For each tensor what `reduce` with power 2 gives, to the bit.
+struct SquaresArgs {
+  static constexpr const char* op = "squares";
+  DType type;  ///< f64, f32 or bf16
+  std::span<const SquaresTensor> tensors;  ///< taken before the call returns
+};
+
 /// Scalars of one optimizer step, on the device.
 struct OptimizerScalars {
   double learning_rate;
@@ -258,17 +271,22 @@ struct OptimizerScalarsArgs {
   double* norm;
   OptimizerScalars* scalars;
 };
-/// AdamW (Loshchilov and Hutter, 2019): master and moments of type A, gradient of type A; value (T) is the rounded master where it is another tensor.
+/// One parameter as AdamW sees it: master and moments of type A, gradient of type A; value (T) is the rounded master where it is another tensor.
+struct AdamWTensor {
+  int64_t count;
+  double weight_decay;
+  const void* gradient;
+  void* master; void* moment1; void* moment2;
+  void* value;  ///< nullptr where value is the master itself
+};
+/// AdamW (Loshchilov and Hutter, 2019) over all parameters of a step, which share no memory:
 /// master -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * master).
 struct AdamWArgs {
   static constexpr const char* op = "adamw";
   DType type;
-  int64_t count;
-  double beta1, beta2, eps, weight_decay;
+  double beta1, beta2, eps;
   const OptimizerScalars* scalars;
-  const void* gradient;
-  void* master; void* moment1; void* moment2;
-  void* value;  ///< nullptr where value is the master itself
+  std::span<const AdamWTensor> tensors;  ///< taken before the call returns
 };
 
 /// starts[i] = index of the first token of token i's document, where a document ends after each `eos` token. [tokens]

@@ -2,6 +2,22 @@
 #include "ops/cpu/elementwise.h"
 #include "ops/kernels.h"
 
+#ifndef QUIRE_OPS_CPU_ADAMW
+#define QUIRE_OPS_CPU_ADAMW
+namespace quire {
+namespace {
+
+/// What a range of elements is of.
+struct OneTensor {
+  const AdamWArgs& all;
+  const AdamWTensor& tensor;
+  int64_t count;
+};
+
+}  // namespace
+}  // namespace quire
+#endif
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/adamw.cpp"
 #include "ops/cpu/targets.h"
@@ -14,20 +30,21 @@ namespace quire::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-void update(const AdamWArgs& args, int64_t begin, int64_t end) {
+void update(const OneTensor& args, int64_t begin, int64_t end) {
   using A = AccumulatorType<T>;
   const Tag<T> d;
-  const OptimizerScalars& s = *args.scalars;
+  const OptimizerScalars& s = *args.all.scalars;
+  const AdamWTensor& tensor = args.tensor;
   const auto constant = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<A>(x)); };
-  const auto keep1 = constant(args.beta1), take1 = constant(1 - args.beta1);
-  const auto keep2 = constant(args.beta2), take2 = constant(1 - args.beta2);
+  const auto keep1 = constant(args.all.beta1), take1 = constant(1 - args.all.beta1);
+  const auto keep2 = constant(args.all.beta2), take2 = constant(1 - args.all.beta2);
   const auto unbias1 = constant(1 / s.bias1), unbias2 = constant(1 / s.bias2);
-  const auto rate = constant(s.learning_rate), clip = constant(s.clip), eps = constant(args.eps), decay = constant(args.weight_decay);
-  const A* gradient = static_cast<const A*>(args.gradient) + begin;
-  A* master = static_cast<A*>(args.master) + begin;
-  A* moment1 = static_cast<A*>(args.moment1) + begin;
-  A* moment2 = static_cast<A*>(args.moment2) + begin;
-  T* value = args.value ? static_cast<T*>(args.value) + begin : nullptr;
+  const auto rate = constant(s.learning_rate), clip = constant(s.clip), eps = constant(args.all.eps), decay = constant(tensor.weight_decay);
+  const A* gradient = static_cast<const A*>(tensor.gradient) + begin;
+  A* master = static_cast<A*>(tensor.master) + begin;
+  A* moment1 = static_cast<A*>(tensor.moment1) + begin;
+  A* moment2 = static_cast<A*>(tensor.moment2) + begin;
+  T* value = tensor.value ? static_cast<T*>(tensor.value) + begin : nullptr;
   for_each_vector(d, end - begin, [&](int64_t i, int64_t n) HWY_ATTR {
     const auto g = hn::Mul(load_first(d, gradient + i, n), clip);
     const auto m = hn::Add(hn::Mul(keep1, load_first(d, moment1 + i, n)), hn::Mul(take1, g));
@@ -42,8 +59,8 @@ void update(const AdamWArgs& args, int64_t begin, int64_t end) {
   });
 }
 
-void adamw_range(const AdamWArgs& args, int64_t begin, int64_t end) {
-  by_type(args.type, [&](auto t) HWY_ATTR { update<decltype(t)>(args, begin, end); });
+void adamw_range(const OneTensor& args, int64_t begin, int64_t end) {
+  by_type(args.all.type, [&](auto t) HWY_ATTR { update<decltype(t)>(args, begin, end); });
 }
 
 }  // namespace
@@ -58,7 +75,8 @@ HWY_EXPORT(adamw_range);
 
 void adamw(Rank& rank, const AdamWArgs& args) {
   if (args.scalars->skip != 0) return;
-  in_ranges(rank, args, QUIRE_PICK(rank, adamw_range));
+  const auto range = QUIRE_PICK(rank, adamw_range);
+  for (const AdamWTensor& tensor : args.tensors) in_ranges(rank, OneTensor{args, tensor, tensor.count}, range);
 }
 
 }  // namespace

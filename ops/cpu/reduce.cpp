@@ -64,11 +64,23 @@ void reduce(Rank& rank, const ReduceArgs& args) {
   *args.result = sum;
 }
 
+bool can_square(const SquaresArgs& args) { return is_floating(args.type); }
+
+void squares(Rank& rank, const SquaresArgs& args) {
+  for (const SquaresTensor& tensor : args.tensors) reduce(rank, ReduceArgs{args.type, tensor.count, 2, tensor.x, tensor.result});
+}
+
 }  // namespace
 
 template <>
 KernelList<ReduceArgs> cpu_kernels<ReduceArgs>() {
   static constexpr Kernel<ReduceArgs> list[] = {{"vector", can_reduce, reduce}};
+  return list;
+}
+
+template <>
+KernelList<SquaresArgs> cpu_kernels<SquaresArgs>() {
+  static constexpr Kernel<SquaresArgs> list[] = {{"vector", can_square, squares}};
   return list;
 }
 

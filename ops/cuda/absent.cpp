@@ -22,6 +22,7 @@ template <> KernelList<AddArgs> cuda_kernels<AddArgs>() { return {}; }
 template <> KernelList<SumArgs> cuda_kernels<SumArgs>() { return {}; }
 template <> KernelList<CastArgs> cuda_kernels<CastArgs>() { return {}; }
 template <> KernelList<ReduceArgs> cuda_kernels<ReduceArgs>() { return {}; }
+template <> KernelList<SquaresArgs> cuda_kernels<SquaresArgs>() { return {}; }
 template <> KernelList<OptimizerScalarsArgs> cuda_kernels<OptimizerScalarsArgs>() { return {}; }
 template <> KernelList<AdamWArgs> cuda_kernels<AdamWArgs>() { return {}; }
 template <> KernelList<StartsFromEosArgs> cuda_kernels<StartsFromEosArgs>() { return {}; }

@@ -19,8 +19,9 @@ struct State {
     for (A& v : moment2) v = std::abs(v);
   }
   void step(Rank& rank) {
-    run_kernel(rank, AdamWArgs{dtype_of<T>::value, static_cast<int64_t>(master.size()), 0.9, 0.99, 1e-8, 0.1, &scalars, gradient.data(), master.data(),
-                               moment1.data(), moment2.data(), std::is_same_v<T, A> ? nullptr : value.data()});
+    const AdamWTensor tensor{static_cast<int64_t>(master.size()), 0.1, gradient.data(), master.data(), moment1.data(), moment2.data(),
+                             std::is_same_v<T, A> ? nullptr : value.data()};
+    run_kernel(rank, AdamWArgs{dtype_of<T>::value, 0.9, 0.99, 1e-8, &scalars, std::span(&tensor, 1)});
   }
   bool same(const State& other) const {
     return same_bits(master, other.master) && same_bits(moment1, other.moment1) && same_bits(moment2, other.moment2) && same_bits(value, other.value);

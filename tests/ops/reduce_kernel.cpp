@@ -66,4 +66,22 @@ BOOST_AUTO_TEST_CASE(one_nan_anywhere_shows) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(squares_of_many_tensors_are_those_of_each) {
+  std::mt19937_64 random(4);
+  const std::vector<int64_t> counts{5, 0, 4097, 1, 70000};
+  std::vector<std::vector<float>> tensors;
+  for (const int64_t count : counts) tensors.push_back(random_values<float>(random, count, 3));
+  for (const ThreadRanks& ranks : every_rank()) {
+    std::vector<double> results = unwritten<double>(static_cast<int64_t>(counts.size())), expected;
+    std::vector<SquaresTensor> list;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      list.push_back({counts[i], tensors[i].data(), &results[i]});
+      expected.push_back(reduce(ranks.one(), tensors[i], 2));
+    }
+    run_kernel(ranks.one(), SquaresArgs{DType::f32, list});
+    close_output(results);
+    BOOST_TEST(same_bits(results, expected));
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()
