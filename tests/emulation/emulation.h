@@ -43,6 +43,9 @@ class Planted {
   Planted& operator=(const Planted&) = delete;
 };
 
+/// Whether this is compiled with AddressSanitizer or ThreadSanitizer, which see bugs where they happen and end the program.
+extern const bool address_sanitizer, thread_sanitizer;
+
 /// What was done since the last `reset_counters`, on all devices.
 struct Counters {
   int64_t kernels = 0, products = 0;

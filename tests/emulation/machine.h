@@ -53,7 +53,7 @@ struct Thread {
   Fiber fiber;
   uint3 index{};
   int linear = 0, warp = 0, lane = 0;
-  bool done = false;
+  bool started = false, done = false;
   Operation waiting = Operation::none;
   uint32_t line = 0;
   std::vector<Copy> open_copies;                 ///< of asynchronous copies not yet committed
@@ -93,6 +93,7 @@ struct Block {
   Fiber main;
   std::shared_ptr<Hopper> hopper;
   bool (*idle)(Block&) = nullptr;  ///< no thread can run: lets asynchronous copies arrive; true where one did
+  void (*end_of_thread)() = nullptr;  ///< checks what the current thread leaves behind
 };
 
 /// What the built-in variables of CUDA read; set at every switch.

@@ -47,6 +47,12 @@ bool land_all(Block& b) {
   return helped;
 }
 
+void check_end_of_thread() {
+  const LaneProducts& mine = hopper().lane[static_cast<size_t>(block().current->linear)];
+  if (!mine.open_stores.empty() || !mine.stores.empty()) fail_kernel("a thread ends with stores of tiles that it has not waited for");
+  if (!mine.open.empty() || !mine.groups.empty()) fail_kernel("a thread ends with products that it has not waited for");
+}
+
 }  // namespace
 
 Hopper& hopper() {
@@ -56,6 +62,7 @@ Hopper& hopper() {
     b.hopper = std::make_shared<Hopper>();
     b.hopper->lane.resize(static_cast<size_t>(b.threads));
     b.idle = land_all;
+    b.end_of_thread = check_end_of_thread;
   }
   return *b.hopper;
 }

@@ -49,16 +49,22 @@ void set_current(Block& b, Thread& thread) {
   ++b.switches;
 }
 
-/// Where an emulated thread begins and ends.
-void thread_main() {
-  Block& b = block();
-#ifdef EMULATION_ADDRESS_SANITIZER
-  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
+void thread_main();
+
+/// Goes on in `next`, which starts if it has not yet.
+void switch_to(Block& b, Fiber& from, Thread& next, bool dying = false) {
+  set_current(b, next);
+  if (!std::exchange(next.started, true)) prepare(next.fiber, thread_main);
+  switch_fiber(from, next.fiber, dying);
+}
+
+/// The kernel, for the current thread, and what its end means for the others. Returns the thread that runs next, null for none.
+Thread* run_thread(Block& b) {
   try {
     (*b.kernel)();
-    Thread& me = *b.current;
+    const Thread& me = *b.current;
     if (!me.open_copies.empty() || !me.copy_groups.empty()) fail_kernel("a thread ends with asynchronous copies that it has not waited for");
+    if (b.end_of_thread != nullptr) b.end_of_thread();
   } catch (const std::exception& error) {
     const Quiet quiet;
     if (b.error.empty()) b.error = error.what();
@@ -71,13 +77,28 @@ void thread_main() {
     const Quiet quiet;
     b.error = "__syncthreads: some threads have ended while the others wait at line " + std::to_string(b.barrier_line);
   }
-  Fiber* to = &b.main;
-  if (Thread* const next = b.error.empty() ? pick(b, me.warp) : nullptr; next != nullptr) {
-    set_current(b, *next);
-    to = &next->fiber;
+  return b.error.empty() ? pick(b, me.warp) : nullptr;
+}
+
+/// Where an emulated thread begins and ends. Its stack goes to a thread that has not started, where such a one is next.
+void thread_main() {
+  Block& b = block();
+#ifdef EMULATION_ADDRESS_SANITIZER
+  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+  for (;;) {
+    Thread* const next = run_thread(b);
+    Thread& me = *b.current;
+    if (next != nullptr && !next->started) {
+      std::swap(me.fiber, next->fiber);
+      next->started = true;
+      set_current(b, *next);
+      continue;
+    }
+    if (next == nullptr) switch_fiber(me.fiber, b.main, true);
+    else switch_to(b, me.fiber, *next, true);
+    std::abort();  // nothing switches to a thread that has ended
   }
-  switch_fiber(me.fiber, *to, true);
-  std::abort();  // nothing switches to a thread that has ended
 }
 
 /// ThreadSanitizer's edges around a block: it starts after all that stands before it, and what follows sees what it did.
@@ -104,19 +125,23 @@ void start_block(Block& b) {
   b.error.clear();
   b.hopper.reset();
   b.idle = nullptr;
+  b.end_of_thread = nullptr;
   for (int i = 0; i < b.threads; ++i) {
     Thread& thread = *b.thread[i];
     thread.linear = i;
     thread.warp = i / warp_size;
     thread.lane = i % warp_size;
-    thread.done = false;
+    thread.started = thread.done = false;
     thread.waiting = Operation::none;
     thread.line = 0;
     const auto n = static_cast<unsigned>(i);
     thread.index = uint3{n % b.size.x, n / b.size.x % b.size.y, n / (b.size.x * b.size.y)};
     thread.open_copies.clear();
     thread.copy_groups.clear();
+#ifdef EMULATION_THREAD_SANITIZER
+    thread.started = true;  // each has an order of its own
     prepare(thread.fiber, thread_main);
+#endif
     b.runnable[thread.warp] |= 1u << thread.lane;
   }
   if (b.shared != nullptr) {
@@ -150,8 +175,7 @@ void run_block(Block& b) {
     Thread* const next = b.error.empty() ? pick(b, -1) : nullptr;
     if (next == nullptr && b.error.empty() && b.idle != nullptr && b.idle(b)) continue;
     if (next == nullptr) break;
-    set_current(b, *next);
-    switch_fiber(b.main, next->fiber);
+    switch_to(b, b.main, *next);
   }
   if (b.alive == 0 && b.error.empty()) order_block(b, false);
   const Quiet quiet;
@@ -245,8 +269,7 @@ void let_others_run(Block& b) {
     switch_fiber(me.fiber, b.main);
     return;
   }
-  set_current(b, *next);
-  switch_fiber(me.fiber, next->fiber);
+  switch_to(b, me.fiber, *next);
 }
 
 void wait_in(Operation operation, uint32_t line) {

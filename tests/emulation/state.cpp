@@ -9,6 +9,17 @@
 
 namespace emulation {
 
+#ifdef EMULATION_ADDRESS_SANITIZER
+const bool address_sanitizer = true;
+#else
+const bool address_sanitizer = false;
+#endif
+#ifdef EMULATION_THREAD_SANITIZER
+const bool thread_sanitizer = true;
+#else
+const bool thread_sanitizer = false;
+#endif
+
 std::atomic<const char*> planted_name{nullptr};
 bool is_planted(const char* name) {
   const char* const planted = planted_name.load();
