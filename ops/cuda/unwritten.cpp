@@ -3,7 +3,6 @@
 
 namespace quire {
 
-template <> KernelList<MatmulArgs> cuda_kernels<MatmulArgs>() { return {}; }
 template <> KernelList<BoundaryTableArgs> cuda_kernels<BoundaryTableArgs>() { return {}; }
 template <> KernelList<AttentionForwardArgs> cuda_kernels<AttentionForwardArgs>() { return {}; }
 template <> KernelList<AttentionBackwardArgs> cuda_kernels<AttentionBackwardArgs>() { return {}; }

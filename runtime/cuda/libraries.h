@@ -5,7 +5,7 @@
 namespace quire {
 
 #define QUIRE_CUBLASLT_FUNCTIONS(F)                                                                                                                      \
-  F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtGetVersion) F(cublasLtMatmul)                                                                           \
+  F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtGetVersion) F(cublasLtGetStatusName) F(cublasLtMatmul)                                                 \
   F(cublasLtMatmulAlgoGetHeuristic) F(cublasLtMatmulAlgoInit) F(cublasLtMatmulAlgoCheck) F(cublasLtMatmulAlgoConfigGetAttribute)                         \
   F(cublasLtMatmulAlgoConfigSetAttribute) F(cublasLtMatmulDescCreate) F(cublasLtMatmulDescDestroy) F(cublasLtMatmulDescSetAttribute)                     \
   F(cublasLtMatmulDescGetAttribute) F(cublasLtMatrixLayoutCreate) F(cublasLtMatrixLayoutDestroy) F(cublasLtMatrixLayoutSetAttribute)                     \

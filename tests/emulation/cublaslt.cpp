@@ -38,7 +38,8 @@ void write(cublasLtMatmulAlgo_t* to, const Algorithm& algorithm) {
   std::memcpy(static_cast<void*>(to), &algorithm, sizeof algorithm);
 }
 bool is_known(int id) { return std::find(std::begin(known_algorithms), std::end(known_algorithms), id) != std::end(known_algorithms); }
-uint64_t workspace_of(const Algorithm& algorithm) { return algorithm.split_k > 1 ? uint64_t{algorithm.split_k} << 16 : 0; }
+/// Bytes. The custom option of an emulated algorithm is the MiB that it needs.
+uint64_t workspace_of(const Algorithm& algorithm) { return (algorithm.split_k > 1 ? uint64_t{algorithm.split_k} << 16 : 0) + (uint64_t{algorithm.custom} << 20); }
 
 /// The real library's function of this name.
 void* real(const char* name) {
@@ -146,7 +147,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t descripti
   for (const int id : known_algorithms) {
     if (*found == wanted) break;
     cublasLtMatmulAlgo_t algorithm;
-    write(&algorithm, {algorithm_magic, id, static_cast<uint32_t>(15 + id % 7), 4, id == 67 ? 2u : 1u, id == 67 ? 2u : 0u, 0, 0, 0, 0});
+    write(&algorithm, {algorithm_magic, id, static_cast<uint32_t>(15 + id % 7), 4, id == 67 ? 2u : 1u, id == 67 ? 2u : 0u, 0, id == 21 ? 1u : 0u, 0, 0});
     const cublasStatus_t status = algo_check(handle, description, a, b, c, d, &algorithm, &results[*found]);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (results[*found].workspaceSize <= workspace) ++*found;

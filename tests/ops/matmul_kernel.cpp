@@ -1,17 +1,12 @@
 // The matrix product's CPU kernels on raw memory: accuracy, bits that depend on a row alone, memory that must stay untouched.
-#include <cstring>
-#include <functional>
-
 #include "check.h"
 #include "ops/cpu/instruction_set.h"
-#include "ops/kernels.h"
+#include "ops/matmul_case.h"
 
 using namespace quire;
 using namespace quire::test;
 
 namespace {
-
-using Run = std::function<void(Rank&, const MatmulArgs&)>;
 
 Run kernel_named(std::string_view name) {
   for (const Kernel<MatmulArgs>& kernel : cpu_kernels<MatmulArgs>())
@@ -29,105 +24,6 @@ RankOptions options(const std::string& instruction_set, int threads = 1) {
   result.poison = true;
   result.instruction_set = instruction_set;
   return result;
-}
-
-struct Form {
-  const char* name;
-  bool a_transposed, b_transposed;
-};
-constexpr Form forms[] = {{"nn", false, false}, {"nt", false, true}, {"tn", true, false}, {"tt", true, true}};
-
-double value_of(double x) { return x; }
-double value_of(float x) { return x; }
-double value_of(bf16 x) { return static_cast<float>(x); }
-template <class T> T not_a_number() { return T(std::numeric_limits<float>::quiet_NaN()); }
-
-/// Random operands in memory whose gaps and margins are NaN, and C inside a border that must stay as it is.
-template <class T, class C>
-struct Operands {
-  static constexpr int64_t margin = 37, gap = 5;
-  int64_t m, n, k;
-  Form form;
-  std::vector<T> a, b;
-  std::vector<C> c, c_before;
-  MatmulArgs args;
-
-  Operands(std::mt19937_64& random, int64_t m_, int64_t n_, int64_t k_, Form form_, bool accumulate) : m(m_), n(n_), k(k_), form(form_) {
-    std::normal_distribution<float> normal;
-    const auto fill = [&](auto& x, int64_t rows, int64_t columns, bool at_end) {
-      using E = typename std::decay_t<decltype(x)>::value_type;
-      x.assign(static_cast<size_t>(rows * (columns + gap) + (at_end ? 0 : margin)), not_a_number<E>());
-      for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < columns; ++j) x[static_cast<size_t>(i * (columns + gap) + j)] = E(normal(random));
-    };
-    fill(a, form.a_transposed ? k : m, form.a_transposed ? m : k, true);
-    fill(b, form.b_transposed ? n : k, form.b_transposed ? k : n, true);
-    fill(c, m, n, false);
-    c.insert(c.begin(), static_cast<size_t>(margin), not_a_number<C>());
-    c_before = c;
-    const int64_t a_row = (form.a_transposed ? m : k) + gap, b_row = (form.b_transposed ? k : n) + gap;
-    args = {dtype_of<T>::value, dtype_of<C>::value, m, n, k, a.data(), form.a_transposed ? 1 : a_row, form.a_transposed ? a_row : 1,
-            b.data(), form.b_transposed ? 1 : b_row, form.b_transposed ? b_row : 1, c.data() + margin, n + gap, accumulate};
-  }
-  Operands(const Operands&) = delete;
-
-  double a_at(int64_t i, int64_t p) const { return value_of(a[static_cast<size_t>(i * args.a_row + p * args.a_col)]); }
-  double b_at(int64_t p, int64_t j) const { return value_of(b[static_cast<size_t>(p * args.b_row + j * args.b_col)]); }
-  size_t c_index(int64_t i, int64_t j) const { return static_cast<size_t>(margin + i * (n + gap) + j); }
-
-  void run(const Run& kernel, Rank& rank) {
-    c = c_before;
-    args.c = c.data() + margin;
-    kernel(rank, args);
-  }
-
-  /// The result's rows [first, first + count) as bytes.
-  std::vector<C> rows(int64_t first, int64_t count) const {
-    std::vector<C> result;
-    for (int64_t i = first; i < first + count; ++i)
-      for (int64_t j = 0; j < n; ++j) result.push_back(c[c_index(i, j)]);
-    return result;
-  }
-
-  bool border_untouched() const {
-    std::vector<C> now = c, before = c_before;
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < n; ++j) now[c_index(i, j)] = before[c_index(i, j)] = C(0.0f);
-    return now.empty() || std::memcmp(now.data(), before.data(), now.size() * sizeof(C)) == 0;
-  }
-
-  /// The rule of DESIGN section 6: at most twice the error of the plain computation, or 4 units in the last place of the largest magnitude.
-  bool accurate() const {
-    using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    const double last_place = std::is_same_v<C, double> ? 0x1p-52 : std::is_same_v<C, float> ? 0x1p-23 : 0x1p-7;
-    long double error = 0, plain_error = 0, largest = 0;
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < n; ++j) {
-        const double before = args.accumulate ? value_of(c_before[c_index(i, j)]) : 0;
-        long double exact = 0;
-        A plain = 0;
-        for (int64_t p = 0; p < k; ++p) {
-          exact += static_cast<long double>(a_at(i, p)) * b_at(p, j);
-          plain += static_cast<A>(a_at(i, p)) * static_cast<A>(b_at(p, j));
-        }
-        exact += before;
-        const double got = value_of(c[c_index(i, j)]);
-        if (!std::isfinite(got)) return false;
-        error = std::max(error, std::abs(got - exact));
-        plain_error = std::max(plain_error, std::abs(value_of(C(static_cast<A>(before) + plain)) - exact));
-        largest = std::max(largest, std::abs(exact));
-      }
-    return error <= std::max(2 * plain_error, 4 * last_place * largest);
-  }
-};
-
-/// A size that is 0, 1, near the edges of tiles, panels and blocks, or anything small.
-int64_t random_size(std::mt19937_64& random, std::initializer_list<int64_t> edges, int64_t most) {
-  switch (random() % 8) {
-    case 0: return random() % 3 == 0 ? 0 : 1;
-    case 1: case 2: return 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
-    default: return std::max<int64_t>(1, *(edges.begin() + static_cast<int64_t>(random() % edges.size())) + static_cast<int64_t>(random() % 3) - 1);
-  }
 }
 
 template <class T, class C>
@@ -149,33 +45,6 @@ void check_random_shapes(const std::string& kernel_name, int cases, uint64_t see
       }
     }
   }
-}
-
-template <class C>
-bool same_bits(const std::vector<C>& x, const std::vector<C>& y) {
-  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(C)) == 0);
-}
-
-/// Whether rows of a product have the bits they have when computed alone or among fewer rows, at another place.
-template <class T, class C>
-bool rows_keep_their_bits(const Run& kernel, Rank& rank, std::mt19937_64& random, int64_t m, int64_t n, int64_t k, Form form, bool accumulate) {
-  Operands<T, C> all(random, m, n, k, form, accumulate);
-  all.run(kernel, rank);
-  for (int trial = 0; trial < 4; ++trial) {
-    const int64_t count = trial == 0 ? 1 : 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(m));
-    const int64_t first = static_cast<int64_t>(random() % static_cast<uint64_t>(m - count + 1));
-    std::vector<C> c;
-    for (int64_t i = first; i < first + count; ++i)
-      for (int64_t j = 0; j < n; ++j) c.push_back(all.c_before[all.c_index(i, j)]);
-    MatmulArgs some = all.args;
-    some.m = count;
-    some.a = all.a.data() + first * all.args.a_row;
-    some.c = c.data();
-    some.c_row = n;
-    kernel(rank, some);
-    if (!same_bits(c, all.rows(first, count))) return false;
-  }
-  return true;
 }
 
 template <class T, class C>
@@ -220,7 +89,7 @@ BOOST_AUTO_TEST_CASE(large_products_are_accurate) {
     wide.run(kernel, rank);
     BOOST_TEST(wide.accurate());
     BOOST_TEST(wide.border_untouched());
-    Operands<float, float> pages(random, 99, 40, 1024 - Operands<float, float>::gap, forms[1], false);  // rows of A a page apart
+    Operands<float, float> pages(random, 99, 40, 1024 - Spacing{}.gap, forms[1], false);  // rows of A a page apart
     pages.run(kernel, rank);
     BOOST_TEST(pages.accurate());
     Operands<bf16, float> tall(random, 1030, 280, 20, forms[2], true);
