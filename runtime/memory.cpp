@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t alignment = 64;
 constexpr int64_t huge_page = int64_t{2} << 20;  ///< segments are whole huge pages
-constexpr int64_t smallest_segment = int64_t{16} << 20;
+constexpr int64_t smallest_host_segment = int64_t{16} << 20;
 constexpr int64_t page = 4096;
 constexpr int64_t largest_block = int64_t{1} << 60;
 constexpr int64_t first_counted_address = int64_t{1} << 44;
@@ -41,9 +41,14 @@ class HostMemory final : public MemorySource {
   void fill(void* to, unsigned char byte, int64_t bytes) override { std::memset(to, byte, static_cast<size_t>(bytes)); }
 };
 
+/// A source that is asked for no memory: addresses that are only counted come in the host's segments.
+const HostMemory host_memory{};
+
 std::string mebibytes(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
 
 }  // namespace
+
+int64_t MemorySource::smallest_segment(int64_t) const { return smallest_host_segment; }
 
 std::string_view name_of(Category c) {
   constexpr std::string_view names[category_count] = {"parameters", "gradients", "optimizer", "activations", "workspace", "data", "other"};
@@ -52,7 +57,8 @@ std::string_view name_of(Category c) {
 
 Allocator::Allocator(bool backed, int64_t limit, bool poison) : Allocator(backed ? std::make_shared<HostMemory>() : nullptr, limit, poison) {}
 
-Allocator::Allocator(std::shared_ptr<MemorySource> source, int64_t limit, bool poison) : source_(std::move(source)), poison_(poison), limit_(limit) {}
+Allocator::Allocator(std::shared_ptr<MemorySource> source, int64_t limit, bool poison) : source_(std::move(source)), poison_(poison),
+      limit_(limit > 0 || !source_ ? limit : source_->usual_limit()) {}
 
 Allocator::~Allocator() {
   if (source_)
@@ -77,6 +83,41 @@ void* Allocator::take(std::map<char*, Block>::iterator it, int64_t bytes, Catego
   return address;
 }
 
+bool Allocator::add_segment(int64_t bytes) {
+  const MemorySource& source = source_ ? *source_ : host_memory;
+  const auto map = [&](int64_t segment) -> void* {
+    if (limit_ > 0 && reserved_ + segment > limit_) return nullptr;
+    return source_ ? source_->map(segment) : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
+  };
+  int64_t segment = round_up(std::max(bytes, source.smallest_segment(reserved_)), huge_page);
+  void* data = map(segment);
+  if (data == nullptr) {  // near the limit: no more than needed
+    segment = round_up(bytes, page);
+    data = map(segment);
+  }
+  if (data == nullptr) return false;
+  char* const address = static_cast<char*>(data);
+  blocks_.emplace(address, Block{segment, true, static_cast<int64_t>(segments_.size()), Category::other});
+  segments_.emplace_back(address, segment);
+  reserved_ += segment;
+  free_.insert({segment, address});
+  return true;
+}
+
+void Allocator::refuse(int64_t bytes, Category category) const {
+  std::vector<std::pair<int64_t, std::string>> users;
+  for (int c = 0; c < category_count; ++c)
+    if (counters_[static_cast<size_t>(c)].current > 0)
+      users.emplace_back(counters_[static_cast<size_t>(c)].current, std::string(name_of(static_cast<Category>(c))));
+  std::sort(users.rbegin(), users.rend());
+  std::string list;
+  for (const auto& [used, name] : users) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name, mebibytes(used));
+  const std::string place = source_ ? source_->place() : std::string();
+  fail<OutOfMemoryError>("memory", "{} more for {} does not fit{}: {} reserved{}; biggest users: {}{}", mebibytes(bytes), name_of(category),
+                         place.empty() ? "" : " in the memory of " + place, mebibytes(reserved_), limit_ > 0 ? ", limit " + mebibytes(limit_) : "",
+                         list.empty() ? "none" : list, free_.empty() ? "" : "; largest free block: " + mebibytes(free_.rbegin()->first));
+}
+
 void* Allocator::allocate(int64_t bytes, Category category) {
   if (bytes < 0) fail<ShapeError>("memory", "{} bytes asked for", bytes);
   if (bytes > largest_block) fail<OutOfMemoryError>("memory", "{} bytes for {}: no machine has that", bytes, name_of(category));
@@ -86,31 +127,12 @@ void* Allocator::allocate(int64_t bytes, Category category) {
     std::lock_guard lock(mutex_);
     auto fit = free_.lower_bound({bytes, nullptr});
     // Of whole free segments the one taken first from the system: the last one may have pages that were never touched.
-    if (fit != free_.end() && fit->first >= smallest_segment)
+    if (fit != free_.end() && fit->first >= smallest_host_segment)
       for (auto it = std::next(fit); it != free_.end() && it->first == fit->first; ++it)
         if (blocks_.at(it->second).segment < blocks_.at(fit->second).segment) fit = it;
     if (fit == free_.end()) {
-      int64_t segment = round_up(std::max(bytes, smallest_segment), huge_page);
-      if (limit_ > 0 && reserved_ + segment > limit_) segment = round_up(bytes, page);  // near the limit: no more than needed
-      void* data = nullptr;
-      if (limit_ == 0 || reserved_ + segment <= limit_)
-        data = source_ ? source_->map(segment) : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
-      if (data == nullptr) {
-        std::vector<std::pair<int64_t, std::string>> users;
-        for (int c = 0; c < category_count; ++c)
-          if (counters_[static_cast<size_t>(c)].current > 0)
-            users.emplace_back(counters_[static_cast<size_t>(c)].current, std::string(name_of(static_cast<Category>(c))));
-        std::sort(users.rbegin(), users.rend());
-        std::string list;
-        for (const auto& [used, name] : users) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name, mebibytes(used));
-        fail<OutOfMemoryError>("memory", "{} more for {} does not fit: {} reserved{}; biggest users: {}", mebibytes(bytes), name_of(category),
-                               mebibytes(reserved_), limit_ > 0 ? ", limit " + mebibytes(limit_) : "", list.empty() ? "none" : list);
-      }
-      char* address = static_cast<char*>(data);
-      blocks_.emplace(address, Block{segment, true, static_cast<int64_t>(segments_.size()), category});
-      segments_.emplace_back(address, segment);
-      reserved_ += segment;
-      fit = free_.insert({segment, address}).first;
+      if (!add_segment(bytes)) refuse(bytes, category);
+      fit = free_.lower_bound({bytes, nullptr});
     }
     result = take(blocks_.find(fit->second), bytes, category);
   }

@@ -33,13 +33,19 @@ class MemorySource {
   virtual void unmap(void* segment, int64_t bytes) noexcept = 0;
   /// Fills memory, in the order of the work on it.
   virtual void fill(void* to, unsigned char byte, int64_t bytes) = 0;
+  /// Bytes that a segment should have at least where `reserved` are taken already, so that blocks of many sizes find room in it.
+  virtual int64_t smallest_segment(int64_t reserved) const;
+  /// Limit of an allocator that is given none; 0: none.
+  virtual int64_t usual_limit() const { return 0; }
+  /// Whose memory it is, for errors; "" for the host's.
+  virtual std::string place() const { return {}; }
 };
 
 /// Best fit over large segments, with splitting and coalescing; memory is kept for reuse and never given back before destruction.
 /// Thread-safe. A counting allocator (`backed = false`) gives addresses that must not be touched: the null device plans memory with it.
 class Allocator {
  public:
-  /// limit: bytes that may be reserved from the system, 0 for no limit. `poison` fills every block with 0xff (NaN) when handed out.
+  /// limit: bytes that may be reserved from the system, 0 for the source's own, if any. `poison` fills every block with 0xff (NaN) when handed out.
   explicit Allocator(bool backed = true, int64_t limit = 0, bool poison = false);
   /// The same over another memory than the host's.
   Allocator(std::shared_ptr<MemorySource> source, int64_t limit, bool poison);
@@ -60,12 +66,16 @@ class Allocator {
   /// One line per category: bytes now and at most.
   std::string table() const;
   bool backed() const { return source_ != nullptr; }
+  int64_t limit() const { return limit_; }  ///< bytes, 0 for none
   /// Where the allocator poisons: makes a block NaN that is handed out again.
   void poison_block(void* block, int64_t bytes);
 
  private:
   struct Block { int64_t bytes; bool free; int64_t segment; Category category; };
   void* take(std::map<char*, Block>::iterator it, int64_t bytes, Category category);
+  /// Another segment that holds `bytes`, as a free block; false where there is no room.
+  bool add_segment(int64_t bytes);
+  [[noreturn]] void refuse(int64_t bytes, Category category) const;
 
   const std::shared_ptr<MemorySource> source_;  ///< null where addresses are only counted
   const bool poison_;

@@ -2,13 +2,13 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <typeindex>
 
 #include "runtime/accelerator.h"
 #include "runtime/cuda/errors.h"
+#include "runtime/cuda/staging.h"
 
 namespace quire {
 
@@ -20,13 +20,17 @@ class CudaExtension {
 
 class CudaDevice final : public Accelerator {
  public:
-  /// Throws UnsupportedError where there is no such device or it, its driver or its runtime are too old.
+  /// Throws UnsupportedError where the device is too old, DeviceError where a call fails.
   explicit CudaDevice(int index);
   ~CudaDevice() override;
 
   void* map(int64_t bytes) override;
   void unmap(void* segment, int64_t bytes) noexcept override;
   void fill(void* to, unsigned char byte, int64_t bytes) override;
+  int64_t smallest_segment(int64_t reserved) const override;
+  /// What was free when this was made, less a reserve for what CUDA itself takes (kernels, their local memory, the libraries' own).
+  int64_t usual_limit() const override { return usual_limit_; }
+  std::string place() const override;
 
   Device device() const override { return {DeviceKind::cuda, index_}; }
   std::string description() const override;
@@ -39,9 +43,12 @@ class CudaDevice final : public Accelerator {
   std::unique_ptr<Download> start_download(const void* from, int64_t bytes) override;
   void synchronize() override;
 
-  cudaStream_t stream() const { return compute_; }
+  /// The stream of all its work, after making the device the calling thread's current one: what is launched there goes to this device.
+  cudaStream_t stream() const;
   int compute_capability() const { return capability_; }  ///< 10 * major + minor
   int multiprocessors() const { return multiprocessors_; }
+  const UploadStaging& uploads() const { return uploads_; }
+  const DownloadStaging& downloads() const { return *downloads_; }
 
   /// The device's T, a CudaExtension: made as T(CudaDevice&) when first asked for, gone before the stream is.
   template <class T> T& extension() {
@@ -51,16 +58,15 @@ class CudaDevice final : public Accelerator {
   }
 
  private:
-  struct Staging;
-  void make_current() const;  ///< of the calling thread
-  char* staging(int64_t bytes);
+  void make_current() const;  ///< of the calling thread: another rank's thread, or a test's, may have changed it
 
   int index_;
   int capability_ = 0, multiprocessors_ = 0;
-  int64_t memory_bytes_ = 0;
-  std::string name_;
+  int64_t memory_bytes_ = 0, smallest_segment_ = 0, usual_limit_ = 0;
+  std::string name_, versions_;
   cudaStream_t compute_ = nullptr;
-  std::deque<std::unique_ptr<Staging>> staging_;
+  UploadStaging uploads_;
+  std::shared_ptr<DownloadStaging> downloads_ = std::make_shared<DownloadStaging>();
   std::map<std::type_index, std::unique_ptr<CudaExtension>> extensions_;
 };
 
