@@ -84,7 +84,7 @@ void* Allocator::take(std::map<char*, Block>::iterator it, int64_t bytes, Catego
 }
 
 bool Allocator::add_segment(int64_t bytes) {
-  const MemorySource& source = source_ ? *source_ : host_memory;
+  const MemorySource& source = source_ ? *source_ : static_cast<const MemorySource&>(host_memory);
   const auto map = [&](int64_t segment) -> void* {
     if (limit_ > 0 && reserved_ + segment > limit_) return nullptr;
     return source_ ? source_->map(segment) : reinterpret_cast<void*>(first_counted_address + 2 * reserved_);  // gaps: no two segments touch
