@@ -169,8 +169,10 @@ std::optional<Configuration> parse(std::string_view text, std::string_view prefi
 constexpr const char* hand_written = "hand-written";
 
 void run_hand_written(Rank& rank, const MatmulArgs& args) {
-  rank.note_kernel(MatmulArgs::op, "tiles");
-  matmul_tiles(rank, args);
+  const bool tensor_cores = matmul_mma_can_run(args);
+  rank.note_kernel(MatmulArgs::op, tensor_cores ? "mma" : "tiles");
+  if (tensor_cores) matmul_mma(rank, args);
+  else matmul_tiles(rank, args);
 }
 
 /// A device's handle, and its algorithms by form.

@@ -154,6 +154,9 @@ BOOST_AUTO_TEST_CASE(without_an_algorithm_a_hand_written_kernel_runs_and_is_reco
     BOOST_TEST(notes.front().find("matmul.nt.f32.f32.n=24.k=40") != std::string::npos, notes.front());
     product<float, float>(*rank, {9, 24, 40}, forms[1]);  // and stays with it
     BOOST_TEST(emulation::counters().products == 0);
+    emulation::fail_call("cublasLtMatmulAlgoGetHeuristic", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+    product<bf16, float>(*rank, {5, 24, 40}, forms[1]);
+    BOOST_TEST(rank->chosen_kernels().at("matmul") == "mma");
     recorded = choices_of(*rank);
     BOOST_TEST(recorded.at("matmul.nt.f32.f32.n=24.k=40") == "hand-written");
   }
@@ -161,6 +164,7 @@ BOOST_AUTO_TEST_CASE(without_an_algorithm_a_hand_written_kernel_runs_and_is_reco
   const auto resumed = device_rank();
   resumed->accelerator()->replay(recorded);
   product<float, float>(*resumed, {5, 24, 40}, forms[1]);
+  product<bf16, float>(*resumed, {5, 24, 40}, forms[1]);
   BOOST_TEST(emulation::counters().products == 0);
   BOOST_TEST((choices_of(*resumed) == recorded));
 }
