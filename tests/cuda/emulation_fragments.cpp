@@ -3,7 +3,6 @@
 
 #include "check.h"
 #include "on_device.h"
-#include "runtime/random.h"
 
 namespace quire::test {
 

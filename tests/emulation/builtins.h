@@ -20,13 +20,13 @@
 #ifndef __grid_constant__
 #define __grid_constant__
 #endif
-#define EMULATION_LINE std::source_location here = std::source_location::current()
+#define EMULATION_LINE uint32_t here = __builtin_LINE()
 
-inline void __syncthreads(EMULATION_LINE) { emulation::block_barrier(here.line()); }
-inline int __syncthreads_or(int vote, EMULATION_LINE) { return emulation::block_barrier(here.line(), vote != 0) != 0; }
-inline int __syncthreads_count(int vote, EMULATION_LINE) { return emulation::block_barrier(here.line(), vote != 0); }
-inline int __syncthreads_and(int vote, EMULATION_LINE) { return emulation::block_barrier(here.line(), vote == 0) == 0; }
-inline void __syncwarp(uint32_t mask = emulation::all_lanes, EMULATION_LINE) { emulation::warp_barrier(mask, here.line()); }
+inline void __syncthreads(EMULATION_LINE) { emulation::block_barrier(here); }
+inline int __syncthreads_or(int vote, EMULATION_LINE) { return emulation::block_barrier(here, vote != 0) != 0; }
+inline int __syncthreads_count(int vote, EMULATION_LINE) { return emulation::block_barrier(here, vote != 0); }
+inline int __syncthreads_and(int vote, EMULATION_LINE) { return emulation::block_barrier(here, vote == 0) == 0; }
+inline void __syncwarp(uint32_t mask = emulation::all_lanes, EMULATION_LINE) { emulation::warp_barrier(mask, here); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_block() {}
 
@@ -51,26 +51,26 @@ inline int same_part(int from, int lane, int width) { return from >= 0 && from /
 
 template <class T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = 32, EMULATION_LINE) {
-  return emulation::shuffle(mask, value, emulation::lane() / width * width + (source & (width - 1)), here.line());
+  return emulation::shuffle(mask, value, emulation::lane() / width * width + (source & (width - 1)), here);
 }
 template <class T>
 T __shfl_xor_sync(uint32_t mask, T value, int bits, int width = 32, EMULATION_LINE) {
   const int lane = emulation::lane();
-  return emulation::shuffle(mask, value, emulation::same_part(lane ^ bits, lane, width), here.line());
+  return emulation::shuffle(mask, value, emulation::same_part(lane ^ bits, lane, width), here);
 }
 template <class T>
 T __shfl_down_sync(uint32_t mask, T value, unsigned distance, int width = 32, EMULATION_LINE) {
   const int lane = emulation::lane();
-  return emulation::shuffle(mask, value, emulation::same_part(lane + static_cast<int>(distance), lane, width), here.line());
+  return emulation::shuffle(mask, value, emulation::same_part(lane + static_cast<int>(distance), lane, width), here);
 }
 template <class T>
 T __shfl_up_sync(uint32_t mask, T value, unsigned distance, int width = 32, EMULATION_LINE) {
   const int lane = emulation::lane();
-  return emulation::shuffle(mask, value, emulation::same_part(lane - static_cast<int>(distance), lane, width), here.line());
+  return emulation::shuffle(mask, value, emulation::same_part(lane - static_cast<int>(distance), lane, width), here);
 }
-inline uint32_t __ballot_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote != 0, here.line()); }
-inline int __any_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote != 0, here.line()) != 0; }
-inline int __all_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote == 0, here.line()) == 0; }
+inline uint32_t __ballot_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote != 0, here); }
+inline int __any_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote != 0, here) != 0; }
+inline int __all_sync(uint32_t mask, int vote, EMULATION_LINE) { return emulation::ballot(mask, vote == 0, here) == 0; }
 inline uint32_t __activemask() { return emulation::all_lanes; }
 
 // Atomic operations on integers. Floating-point ones are left out: their order would change results.

@@ -30,6 +30,12 @@ struct Memory {
   std::deque<Allocation> freed;              ///< oldest first, kept for a while
   size_t kept = 0;
   std::array<size_t, most_devices> in_use{};
+  ~Memory() {
+    for (const Allocation& each : freed) {
+      open_memory(each.begin, each.bytes);
+      std::free(each.begin);
+    }
+  }
 };
 Memory& memory() {
   static Memory all;

@@ -86,12 +86,12 @@ inline void ldmatrix(uint32_t (&to)[4], uint32_t address, bool transposed, uint3
 
 }  // namespace detail
 
-inline void ldmatrix_x4(uint32_t (&to)[4], uint32_t address, EMULATION_LINE) { detail::ldmatrix(to, address, false, here.line()); }
-inline void ldmatrix_x4_trans(uint32_t (&to)[4], uint32_t address, EMULATION_LINE) { detail::ldmatrix(to, address, true, here.line()); }
+inline void ldmatrix_x4(uint32_t (&to)[4], uint32_t address, EMULATION_LINE) { detail::ldmatrix(to, address, false, here); }
+inline void ldmatrix_x4_trans(uint32_t (&to)[4], uint32_t address, EMULATION_LINE) { detail::ldmatrix(to, address, true, here); }
 
 inline void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, EMULATION_LINE) {
   float sum[4];
-  emulation::product_16x8x16(sum, a, b0, b1, here.line());
+  emulation::product_16x8x16(sum, a, b0, b1, here);
   for (int i = 0; i < 4; ++i) d[i] += sum[i];
 }
 

@@ -44,7 +44,7 @@ inline void mbar_arrive(uint32_t barrier) {
   emulation::arrive(barrier, 0);
 }
 inline void mbar_wait(uint32_t barrier, int parity, EMULATION_LINE) {
-  emulation::wait_for_phase(barrier, parity, here.line());
+  emulation::wait_for_phase(barrier, parity, here);
   emulation::acquire(emulation::order_of_memory_barrier(barrier));
 }
 
@@ -59,14 +59,14 @@ inline void tma_store_commit() { emulation::commit_tile_stores(); }
 template <int N> void tma_store_wait() { emulation::wait_for_tile_stores(N); }
 inline void fence_proxy_async() {}
 
-inline void barrier_sync(int id, int threads, EMULATION_LINE) { emulation::named_barrier(id, threads, true, here.line()); }
-inline void barrier_arrive(int id, int threads, EMULATION_LINE) { emulation::named_barrier(id, threads, false, here.line()); }
+inline void barrier_sync(int id, int threads, EMULATION_LINE) { emulation::named_barrier(id, threads, true, here); }
+inline void barrier_arrive(int id, int threads, EMULATION_LINE) { emulation::named_barrier(id, threads, false, here); }
 
 template <int N> void reg_inc() { static_assert(N % 8 == 0 && N >= 24 && N <= 256); }
 template <int N> void reg_dec() { static_assert(N % 8 == 0 && N >= 24 && N <= 256); }
 
-inline void wgmma_fence(EMULATION_LINE) { emulation::fence_products(here.line()); }
-inline void wgmma_commit(EMULATION_LINE) { emulation::commit_products(here.line()); }
+inline void wgmma_fence(EMULATION_LINE) { emulation::fence_products(here); }
+inline void wgmma_commit(EMULATION_LINE) { emulation::commit_products(here); }
 template <int N>
 void wgmma_wait(EMULATION_LINE) {
 #ifdef EMULATION_THREAD_SANITIZER
@@ -76,17 +76,17 @@ void wgmma_wait(EMULATION_LINE) {
     static_cast<void>(seen);
   }
 #endif
-  emulation::finish_products(N, here.line());
+  emulation::finish_products(N, here);
 }
 /// The accumulator holds NaN until it is waited for.
 inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 64, a, b, accumulate != 0, here.line());
+  emulation::start_product(d, 64, a, b, accumulate != 0, here);
 }
 inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 128, a, b, accumulate != 0, here.line());
+  emulation::start_product(d, 128, a, b, accumulate != 0, here);
 }
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 256, a, b, accumulate != 0, here.line());
+  emulation::start_product(d, 256, a, b, accumulate != 0, here);
 }
 
 }  // namespace gpu

@@ -68,7 +68,9 @@ __global__ void count_rows(int* count) {
 
 __global__ void widen(const gpu::bf16* from, float* to, int count) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) to[i] = gpu::to_float(from[i]);  // seen: missing_event_wait use_after_free
+  if (i >= count) return;
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(from)[i];  // seen: missing_event_wait use_after_free
+  to[i] = gpu::bf16_low(bits);
 }
 
 template <class T>
@@ -133,14 +135,14 @@ std::string run() {
   cudaEventRecord(arrived, transfer);
   if (!gpu::planted("missing_event_wait")) cudaStreamWaitEvent(compute, arrived, 0);
 
-  gpu::launch(widen, dim3(rows * depth / 256), dim3(256), 0, compute, device_a, wide_a, rows * depth);
-  gpu::launch(widen, dim3(columns * depth / 256), dim3(256), 0, compute, device_b, wide_b, columns * depth);
+  gpu::launch(widen, dim3(rows * depth / 64), dim3(64), 0, compute, device_a, wide_a, rows * depth);
+  gpu::launch(widen, dim3(columns * depth / 64), dim3(64), 0, compute, device_b, wide_b, columns * depth);
   gpu::launch(multiply, dim3(1), dim3(threads), 2 * buffer_bytes, compute, device_a, device_b, ours);
   gpu::launch(count_rows, dim3(1), dim3(rows), rows * sizeof(int) - (gpu::planted("shared_buffer_short") ? 16 : 0), compute, count);
   const std::vector<float> on_host(static_cast<size_t>(columns * depth), 1.0f);
   const cublasStatus_t status = library_product(compute, wide_a, gpu::planted("host_pointer") ? on_host.data() : wide_b, library);
   if (gpu::planted("use_after_free")) cudaFree(device_a2);
-  gpu::launch(widen, dim3(rows * depth / 256), dim3(256), 0, compute, device_a2, wide_a, rows * depth);
+  gpu::launch(widen, dim3(rows * depth / 64), dim3(64), 0, compute, device_a2, wide_a, rows * depth);
   if (!gpu::planted("use_after_free")) cudaFree(device_a2);
 
   std::vector<float> seen(static_cast<size_t>(rows * columns)), expected(seen.size()), again(a.size());
