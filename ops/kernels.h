@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "ops/boundary_table.h"
 #include "runtime/add.h"
 #include "runtime/dispatch.h"
 #include "runtime/documents.h"
@@ -31,18 +32,6 @@ struct MatmulArgs {
   }
 };
 
-constexpr int64_t boundary_tile = 64;  ///< tokens
-
-/// Over the tokens of a tile that lie in runs: the least and the largest start and global index. A tile without such a token has last < first.
-struct TileBoundaries {
-  int32_t first_start, last_start, first_global, last_global;
-};
-/// What a device looks a token's boundaries up in. Tokens that no run covers have global and start -1.
-struct BoundaryTable {
-  const int32_t* global = nullptr;        ///< [tokens] index in the microbatch
-  const int32_t* start = nullptr;         ///< [tokens] global index of its document's first token
-  const TileBoundaries* tiles = nullptr;  ///< [ceil(tokens / boundary_tile)]
-};
 /// Makes a table from runs that lie where the kernel works, ascending and apart. O(tokens) work, once per microbatch.
 struct BoundaryTableArgs {
   static constexpr const char* op = "boundary_table";

@@ -3,11 +3,6 @@
 
 namespace quire {
 
-template <> KernelList<BoundaryTableArgs> cuda_kernels<BoundaryTableArgs>() { return {}; }
-template <> KernelList<AttentionForwardArgs> cuda_kernels<AttentionForwardArgs>() { return {}; }
-template <> KernelList<AttentionBackwardArgs> cuda_kernels<AttentionBackwardArgs>() { return {}; }
-template <> KernelList<AttentionDeltaArgs> cuda_kernels<AttentionDeltaArgs>() { return {}; }
-template <> KernelList<AttentionMergeArgs> cuda_kernels<AttentionMergeArgs>() { return {}; }
 template <> KernelList<RmsNormForwardArgs> cuda_kernels<RmsNormForwardArgs>() { return {}; }
 template <> KernelList<RmsNormBackwardArgs> cuda_kernels<RmsNormBackwardArgs>() { return {}; }
 template <> KernelList<RotaryArgs> cuda_kernels<RotaryArgs>() { return {}; }

@@ -1,4 +1,5 @@
-// Attention problems at kernel level: inputs of any type and stride with NaN wherever no token lies, the kernels' results as f64, and literal loops.
+// Attention problems at kernel level, on a rank of any device: inputs of any type and stride with NaN wherever no token lies, the kernels' results as f64,
+// and literal loops.
 #pragma once
 #include <bit>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "ops/attention.h"
 #include "ops/cpu/instruction_set.h"
 #include "ops/kernels.h"
 #include "runtime/dispatch.h"
@@ -20,6 +22,7 @@ struct AttentionCase {
   double scale;
   std::vector<double> q, k, v, dout;
   bool dense = false;
+  int64_t gap = 3;  ///< elements between rows
 
   int64_t tokens() const { return documents.tokens(); }
   int64_t query_width() const { return heads * head_dim; }
@@ -61,25 +64,37 @@ AttentionCase rounded_case(AttentionCase c) {
   return c;
 }
 
-/// Rows of T with a stride above their width and rows past the last token; everything that is no token's value is NaN.
+/// Rows of T with a gap between them and rows past the last token; everything that is no token's value is NaN.
 template <class T>
 struct Rows {
-  int64_t width, stride;
+  int64_t tokens, width, stride;
   std::vector<T> data;
 
-  Rows(int64_t tokens, int64_t row_width)
-      : width(row_width), stride(row_width + 3),
-        data(static_cast<size_t>((tokens + 70) * stride), from_double<T>(std::numeric_limits<double>::quiet_NaN())) {}
+  Rows(int64_t row_count, int64_t row_width, int64_t gap = 3)
+      : tokens(row_count), width(row_width), stride(row_width + gap),
+        data(static_cast<size_t>((row_count + 70) * stride), from_double<T>(std::numeric_limits<double>::quiet_NaN())) {}
   /// The rows of `values` at `indices`.
-  Rows(const std::vector<double>& values, std::span<const int32_t> indices, int64_t row_width) : Rows(static_cast<int64_t>(indices.size()), row_width) {
+  Rows(const std::vector<double>& values, std::span<const int32_t> indices, int64_t row_width, int64_t gap = 3)
+      : Rows(static_cast<int64_t>(indices.size()), row_width, gap) {
     for (size_t i = 0; i < indices.size(); ++i)
       for (int64_t c = 0; c < width; ++c)
         data[i * static_cast<size_t>(stride) + static_cast<size_t>(c)] = from_double<T>(values[static_cast<size_t>(indices[i] * width + c)]);
   }
-  std::vector<double> values(int64_t tokens) const {
+  /// Rows that all hold `value`.
+  Rows(int64_t row_count, int64_t row_width, int64_t gap, double value) : Rows(row_count, row_width, gap) {
+    for (int64_t i = 0; i < tokens; ++i) std::fill_n(data.begin() + i * stride, width, from_double<T>(value));
+  }
+  Tensor on(Rank& rank) const { return Tensor::from<T>(rank, {static_cast<int64_t>(data.size())}, data); }
+  /// What a kernel left in `tensor`, which was these rows. All that is no token's must be as it was.
+  std::vector<double> values(const Tensor& tensor) const {
+    const std::vector<T> now = tensor.to_vector<T>();
     std::vector<double> result;
-    for (int64_t i = 0; i < tokens; ++i)
-      for (int64_t c = 0; c < width; ++c) result.push_back(to_double(data[static_cast<size_t>(i * stride + c)]));
+    bool untouched = true;
+    for (int64_t i = 0; i < static_cast<int64_t>(now.size()); ++i) {
+      if (i / stride < tokens && i % stride < width) result.push_back(to_double(now[static_cast<size_t>(i)]));
+      else untouched = untouched && std::isnan(to_double(now[static_cast<size_t>(i)]));
+    }
+    BOOST_TEST(untouched, "wrote where no token lies");
     return result;
   }
 };
@@ -98,29 +113,36 @@ struct AttentionBackward { std::vector<double> dq, dk, dv; };
 template <class T>
 AttentionForward forward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, bool accumulate_out = false) {
   using A = accumulate_t<T>;
-  const Rows<T> q(c.q, queries.indices(), c.query_width()), k(c.k, keys.indices(), c.key_width()), v(c.v, keys.indices(), c.key_width());
-  Rows<T> out(queries.tokens(), c.query_width());
-  Rows<A> partial(queries.tokens(), c.query_width());
-  std::vector<A> lse(static_cast<size_t>(queries.tokens() * c.heads), std::numeric_limits<A>::quiet_NaN());
-  const std::vector<DocumentRun> query_runs = queries.runs(), key_runs = keys.runs();
-  dispatch(rank, AttentionForwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
-                                      c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
-                                      accumulate_out ? static_cast<void*>(partial.data.data()) : out.data.data(), out.stride, lse.data(), c.dense,
-                                      accumulate_out});
-  return {accumulate_out ? partial.values(queries.tokens()) : out.values(queries.tokens()), doubles(lse)};
+  const auto on = [&](const std::vector<double>& values, const Documents& at, int64_t width) { return Rows<T>(values, at.indices(), width, c.gap).on(rank); };
+  const Tensor q = on(c.q, queries, c.query_width()), k = on(c.k, keys, c.key_width()), v = on(c.v, keys, c.key_width());
+  const Rows<T> out_rows(queries.tokens(), c.query_width(), c.gap);
+  const Rows<A> partial_rows(queries.tokens(), c.query_width(), c.gap), lse_rows(queries.tokens(), c.heads, 0);
+  const Tensor out = accumulate_out ? partial_rows.on(rank) : out_rows.on(rank), lse = lse_rows.on(rank);
+  const DocumentRuns query_runs = shared_runs(queries), key_runs = shared_runs(keys);
+  const int64_t q_row = c.query_width() + c.gap, k_row = c.key_width() + c.gap;
+  dispatch(rank, AttentionForwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), *query_runs, *key_runs, c.window, c.scale,
+                                      q.raw(), q_row, k.raw(), k_row, v.raw(), k_row, out.raw(), q_row, lse.raw(), c.dense, accumulate_out,
+                                      query_runs->table(rank, queries.tokens()), key_runs->table(rank, keys.tokens())});
+  return {accumulate_out ? partial_rows.values(out) : out_rows.values(out), lse_rows.values(lse)};
 }
 template <class T>
 AttentionForward forward(Rank& rank, const AttentionCase& c) { return forward<T>(rank, c, c.documents, c.documents); }
 
+/// Values as a tensor of T.
+template <class T>
+Tensor tensor_of(Rank& rank, const std::vector<double>& values) {
+  std::vector<T> converted;
+  for (double value : values) converted.push_back(from_double<T>(value));
+  return Tensor::from<T>(rank, {static_cast<int64_t>(values.size())}, converted);
+}
+
 /// delta [tokens, heads] from the output and its gradient, by the kernel.
 template <class T>
 std::vector<double> delta(Rank& rank, const AttentionCase& c, const std::vector<double>& out) {
-  std::vector<T> o, g;
-  for (double value : out) o.push_back(from_double<T>(value));
-  for (double value : c.dout) g.push_back(from_double<T>(value));
-  std::vector<accumulate_t<T>> result(static_cast<size_t>(c.tokens() * c.heads));
-  dispatch(rank, AttentionDeltaArgs{dtype_of<T>::value, c.tokens(), c.heads, c.head_dim, o.data(), g.data(), result.data()});
-  return doubles(result);
+  const Rows<accumulate_t<T>> rows(c.tokens(), c.heads, 0);
+  const Tensor o = tensor_of<T>(rank, out), g = tensor_of<T>(rank, c.dout), result = rows.on(rank);
+  dispatch(rank, AttentionDeltaArgs{dtype_of<T>::value, c.tokens(), c.heads, c.head_dim, o.raw(), g.raw(), result.raw()});
+  return rows.values(result);
 }
 
 /// Gradients over shards, given lse and delta of the whole microbatch. `before` is what the gradients hold already.
@@ -128,22 +150,17 @@ template <class T>
 AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, const std::vector<double>& lse,
                            const std::vector<double>& deltas, double before = 0, bool overwrite = false) {
   using A = accumulate_t<T>;
-  const Rows<T> q(c.q, queries.indices(), c.query_width()), k(c.k, keys.indices(), c.key_width()), v(c.v, keys.indices(), c.key_width());
-  const Rows<T> dout(c.dout, queries.indices(), c.query_width());
-  std::vector<A> row_lse, row_delta;
-  for (int32_t index : queries.indices())
-    for (int64_t h = 0; h < c.heads; ++h) {
-      row_lse.push_back(static_cast<A>(lse[static_cast<size_t>(index * c.heads + h)]));
-      row_delta.push_back(static_cast<A>(deltas[static_cast<size_t>(index * c.heads + h)]));
-    }
-  std::vector<A> dq(static_cast<size_t>(queries.tokens() * c.query_width()), static_cast<A>(before));
-  std::vector<A> dk(static_cast<size_t>(keys.tokens() * c.key_width()), static_cast<A>(before)), dv = dk;
-  const std::vector<DocumentRun> query_runs = queries.runs(), key_runs = keys.runs();
-  dispatch(rank, AttentionBackwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), query_runs, key_runs,
-                                       c.window, c.scale, q.data.data(), q.stride, k.data.data(), k.stride, v.data.data(), v.stride,
-                                       dout.data.data(), dout.stride, row_lse.data(), row_delta.data(), dq.data(), c.query_width(), dk.data(), c.key_width(), dv.data(), c.key_width(),
-                                       c.dense, overwrite});
-  return {doubles(dq), doubles(dk), doubles(dv)};
+  const auto on = [&](const std::vector<double>& values, const Documents& at, int64_t width) { return Rows<T>(values, at.indices(), width, c.gap).on(rank); };
+  const Tensor q = on(c.q, queries, c.query_width()), k = on(c.k, keys, c.key_width()), v = on(c.v, keys, c.key_width()), dout = on(c.dout, queries, c.query_width());
+  const Tensor row_lse = Rows<A>(lse, queries.indices(), c.heads, 0).on(rank), row_delta = Rows<A>(deltas, queries.indices(), c.heads, 0).on(rank);
+  const Rows<A> query_rows(queries.tokens(), c.query_width(), c.gap, before), key_rows(keys.tokens(), c.key_width(), c.gap, before);
+  const Tensor dq = query_rows.on(rank), dk = key_rows.on(rank), dv = key_rows.on(rank);
+  const DocumentRuns query_runs = shared_runs(queries), key_runs = shared_runs(keys);
+  const int64_t q_row = c.query_width() + c.gap, k_row = c.key_width() + c.gap;
+  dispatch(rank, AttentionBackwardArgs{dtype_of<T>::value, c.heads, c.kv_heads, c.head_dim, queries.tokens(), keys.tokens(), *query_runs, *key_runs, c.window, c.scale,
+                                       q.raw(), q_row, k.raw(), k_row, v.raw(), k_row, dout.raw(), q_row, row_lse.raw(), row_delta.raw(), dq.raw(), q_row, dk.raw(),
+                                       k_row, dv.raw(), k_row, c.dense, overwrite, query_runs->table(rank, queries.tokens()), key_runs->table(rank, keys.tokens())});
+  return {query_rows.values(dq), key_rows.values(dk), key_rows.values(dv)};
 }
 template <class T>
 AttentionBackward backward(Rank& rank, const AttentionCase& c, const AttentionForward& result, double before = 0) {

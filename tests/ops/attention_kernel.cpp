@@ -1,71 +1,18 @@
 // Attention's kernels against literal loops, finite differences and each other.
-#include "ops/attention_case.h"
-
-#include <map>
+#include "ops/attention_rule.h"
 
 namespace quire::test {
 namespace {
 
 struct Sizes { int64_t heads, kv_heads, head_dim, window; };
 
-double largest(const std::vector<double>& values) {
-  double most = 0;
-  for (double value : values) most = std::max(most, std::abs(value));
-  return most;
-}
-
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  BOOST_REQUIRE_EQUAL(a.size(), b.size());
-  double most = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::abs(a[i] - b[i]);
-    if (!(difference <= most)) most = difference;
-  }
-  return most;
-}
-
 void check_near(const AttentionResult& a, const AttentionResult& b, double tolerance) {
   BOOST_TEST(relative_difference(a.forward.out, b.forward.out) <= tolerance);
-  BOOST_TEST(largest_difference(a.forward.lse, b.forward.lse) <= tolerance);
+  BOOST_TEST(AttentionRule::largest_difference(a.forward.lse, b.forward.lse) <= tolerance);
   BOOST_TEST(relative_difference(a.backward.dq, b.backward.dq) <= tolerance);
   BOOST_TEST(relative_difference(a.backward.dk, b.backward.dk) <= tolerance);
   BOOST_TEST(relative_difference(a.backward.dv, b.backward.dv) <= tolerance);
 }
-
-/// DESIGN section 6: at most twice the error of the plain computation, or 4 units in the last place of the largest magnitude. Errors are relative
-/// to the tensor's largest magnitude and are compared by their largest over many shapes: single small tensors have errors of a few roundings.
-class Rule {
- public:
-  template <class T>
-  void add(const AttentionResult& value, const AttentionCase& c) {
-    const AttentionResult exact = literal<double>(c), plain = literal<float>(c, rounded<T>);
-    const double terms = c.scale * largest(c.v) * largest(c.dout), storage = std::is_same_v<T, bf16> ? 0x1p-7 : 0x1p-23;
-    add("out", value.forward.out, exact.forward.out, plain.forward.out, storage, 0);
-    add("lse", value.forward.lse, exact.forward.lse, plain.forward.lse, 0x1p-23, 0);
-    add("dq", value.backward.dq, exact.backward.dq, plain.backward.dq, 0x1p-23, terms * largest(c.k));
-    add("dk", value.backward.dk, exact.backward.dk, plain.backward.dk, 0x1p-23, terms * largest(c.q));
-    add("dv", value.backward.dv, exact.backward.dv, plain.backward.dv, 0x1p-23, 0);
-  }
-  void check() const {
-    for (const auto& [what, e] : errors_)
-      BOOST_TEST(e.value <= std::max(2 * e.plain, 4 * e.epsilon), what << ": error " << e.value << ", plain computation's " << e.plain);
-  }
-
- private:
-  struct Errors { double value = 0, plain = 0, epsilon = 0; };
-  std::map<std::string, Errors> errors_;
-
-  /// `terms` is the magnitude to use where all is zero in exact arithmetic, as the score gradient of a row that reads one key.
-  void add(const char* what, const std::vector<double>& value, const std::vector<double>& exact, const std::vector<double>& plain, double epsilon,
-           double terms) {
-    const double most = largest(exact) > 0 ? largest(exact) : terms, error = largest_difference(value, exact) / most;
-    BOOST_TEST(!std::isnan(error));
-    Errors& e = errors_[what];
-    e.value = std::max(e.value, error);
-    e.plain = std::max(e.plain, largest_difference(plain, exact) / most);
-    e.epsilon = epsilon;
-  }
-};
 
 const Sizes sizes[] = {{1, 1, 64, 0}, {2, 1, 32, 0}, {4, 2, 10, 7}, {2, 2, 1, 0},   {3, 1, 8, 1},
                        {2, 2, 96, 64}, {1, 1, 128, 33}, {6, 2, 17, 0}, {1, 1, 256, 100}, {2, 1, 48, 200}};
@@ -94,7 +41,7 @@ BOOST_AUTO_TEST_CASE(f32_and_bf16_hold_the_rule) {
   std::mt19937_64 random(2);
   for (const RankOptions& options : poisoned_ranks()) {
     Rank rank(options);
-    Rule rules[2][2];
+    AttentionRule rules[2][2];
     for (const Sizes& s : sizes) {
       const AttentionCase c = random_case(random, random_lengths(random, 1 + static_cast<int64_t>(random() % 250)), s.heads, s.kv_heads, s.head_dim, s.window);
       AttentionCase f32 = rounded_case<float>(c), half = rounded_case<bf16>(c);
@@ -131,7 +78,7 @@ BOOST_AUTO_TEST_CASE(long_documents_cut_into_units) {
     const AttentionCase c = random_case(random, std::vector<int64_t>{3, 513, 1, 2000, 20}, 2, 1, 4, window);
     check_near(both<double>(rank, c), literal<double>(c), 1e-12);
     const AttentionCase single = rounded_case<float>(c);
-    Rule rule;
+    AttentionRule rule;
     rule.add<float>(both<float>(rank, single), single);
     rule.check();
   }
