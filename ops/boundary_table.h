@@ -19,11 +19,11 @@ struct BoundaryTable {
 
 /// Where a tile of keys lies for a tile of queries, for all of its tokens together: no query reads a key after itself, before its document, or as far
 /// back as the window (0 for none). A tile without tokens meets none. Along tiles of ascending tokens the answers ascend, `before` first.
-enum class TilePlace : uint8_t { before, meets, after };
-constexpr TilePlace key_tile_place(const TileBoundaries& queries, const TileBoundaries& keys, int32_t window) {
-  if (keys.first_global > queries.last_global) return TilePlace::after;
-  if (keys.last_global < queries.first_start || (window > 0 && keys.last_global <= queries.first_global - window)) return TilePlace::before;
-  return TilePlace::meets;
+enum class KeyTilePlace : uint8_t { before, meets, after };
+constexpr KeyTilePlace key_tile_place(const TileBoundaries& queries, const TileBoundaries& keys, int32_t window) {
+  if (keys.first_global > queries.last_global) return KeyTilePlace::after;
+  if (keys.last_global < queries.first_start || (window > 0 && keys.last_global <= queries.first_global - window)) return KeyTilePlace::before;
+  return KeyTilePlace::meets;
 }
 
 }  // namespace quire

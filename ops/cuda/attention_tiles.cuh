@@ -91,8 +91,8 @@ class TileSearch {
         return -1;
       }
       const int32_t mine = first_ + static_cast<int32_t>(threadIdx.x % 32);
-      const TilePlace place = mine < count_ ? place_of(mine) : last_place();
-      met_ = __ballot_sync(all_lanes, place == TilePlace::meets);
+      const KeyTilePlace place = mine < count_ ? place_of(mine) : last_place();
+      met_ = __ballot_sync(all_lanes, place == KeyTilePlace::meets);
       if (ascend_ && __any_sync(all_lanes, place == last_place())) count_ = first_;  // none follows these
     }
     const int bit = __ffs(static_cast<int>(met_)) - 1;
@@ -107,10 +107,10 @@ class TileSearch {
   uint32_t met_ = 0;
   bool keys_, ascend_;
 
-  __device__ TilePlace place_of(int32_t index) const { return keys_ ? key_tile_place(own_, tiles_[index], window_) : key_tile_place(tiles_[index], own_, window_); }
+  __device__ KeyTilePlace place_of(int32_t index) const { return keys_ ? key_tile_place(own_, tiles_[index], window_) : key_tile_place(tiles_[index], own_, window_); }
   /// What tiles are that come too early, and those that come too late.
-  __device__ TilePlace first_place() const { return keys_ ? TilePlace::before : TilePlace::after; }
-  __device__ TilePlace last_place() const { return keys_ ? TilePlace::after : TilePlace::before; }
+  __device__ KeyTilePlace first_place() const { return keys_ ? KeyTilePlace::before : KeyTilePlace::after; }
+  __device__ KeyTilePlace last_place() const { return keys_ ? KeyTilePlace::after : KeyTilePlace::before; }
   /// Moves to the first tile that is not too early: each round looks at 32 of those left.
   __device__ void skip() {
     int32_t begin = 0, end = count_;

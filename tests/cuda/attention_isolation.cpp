@@ -154,8 +154,8 @@ BOOST_AUTO_TEST_CASE(tiles_that_do_not_meet_are_not_computed) {
           const auto begin = values.begin() + static_cast<int64_t>(i) * 64 * width;
           return std::any_of(begin, begin + 64 * width, [](double x) { return std::isnan(x); });
         };
-        const bool reads = key_tile_place(tiles[i], tiles[spoiled], kernel_window(s.window)) == TilePlace::meets;
-        const bool is_read = key_tile_place(tiles[spoiled], tiles[i], kernel_window(s.window)) == TilePlace::meets;
+        const bool reads = key_tile_place(tiles[i], tiles[spoiled], kernel_window(s.window)) == KeyTilePlace::meets;
+        const bool is_read = key_tile_place(tiles[spoiled], tiles[i], kernel_window(s.window)) == KeyTilePlace::meets;
         BOOST_TEST(has_nan(f.out, c.query_width()) == reads);
         BOOST_TEST(has_nan(keys_spoiled.dq, c.query_width()) == reads);
         BOOST_TEST(has_nan(queries_spoiled.dv, c.key_width()) == is_read);
