@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "ops/kernels.h"
@@ -51,7 +52,7 @@ inline unsigned blocks_of(Rank& rank, int64_t tasks) {
 
 /// Whether all of these may be read and written in vectors of 16 bytes.
 template <class... Pointers>
-bool in_vectors(const Pointers*... pointers) { return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...); }
+__host__ __device__ inline bool in_vectors(const Pointers*... pointers) { return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...); }
 
 // --- on the device
 __device__ inline float widened(float x) { return x; }
@@ -135,6 +136,18 @@ __device__ inline V block_sum(V value, V* shared) {
   V sum = shared[0];
   for (unsigned warp = 1; warp < blockDim.x / warp_size; ++warp) sum += shared[warp];
   return sum;
+}
+
+/// Which of a table's tensors a chunk is of: the last one that begins at or before it. table.entry[i].first_chunk ascends.
+template <class Table>
+__device__ inline int tensor_of(const Table& table, int64_t chunk) {
+  int low = 0, high = table.tensors;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table.entry[middle].first_chunk <= chunk) low = middle;
+    else high = middle;
+  }
+  return low;
 }
 
 }  // namespace quire::cuda_kernel

@@ -24,17 +24,6 @@ static_assert(sizeof(ReduceTable) <= 4000);
 
 int64_t chunks_of_tensor(int64_t count) { return divided_up(count, chunk_values); }
 
-/// The last tensor that begins at or before this chunk.
-__device__ inline int tensor_of(const ReduceTable& table, int64_t chunk) {
-  int low = 0, high = table.tensors;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (table.entry[middle].first_chunk <= chunk) low = middle;
-    else high = middle;
-  }
-  return low;
-}
-
 template <class T, bool squared>
 __global__ void __launch_bounds__(block_threads) reduce_chunks(const __grid_constant__ ReduceTable table, int64_t chunks, double* partials) {
   DYNAMIC_SMEM(shared);

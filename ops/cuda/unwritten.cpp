@@ -3,13 +3,6 @@
 
 namespace quire {
 
-template <> KernelList<RmsNormForwardArgs> cuda_kernels<RmsNormForwardArgs>() { return {}; }
-template <> KernelList<RmsNormBackwardArgs> cuda_kernels<RmsNormBackwardArgs>() { return {}; }
-template <> KernelList<RotaryArgs> cuda_kernels<RotaryArgs>() { return {}; }
-template <> KernelList<SwigluForwardArgs> cuda_kernels<SwigluForwardArgs>() { return {}; }
-template <> KernelList<SwigluBackwardArgs> cuda_kernels<SwigluBackwardArgs>() { return {}; }
-template <> KernelList<EmbeddingForwardArgs> cuda_kernels<EmbeddingForwardArgs>() { return {}; }
-template <> KernelList<EmbeddingBackwardArgs> cuda_kernels<EmbeddingBackwardArgs>() { return {}; }
 template <> KernelList<CrossEntropyForwardArgs> cuda_kernels<CrossEntropyForwardArgs>() { return {}; }
 template <> KernelList<CrossEntropyBackwardArgs> cuda_kernels<CrossEntropyBackwardArgs>() { return {}; }
 template <> KernelList<OptimizerScalarsArgs> cuda_kernels<OptimizerScalarsArgs>() { return {}; }

@@ -12,11 +12,11 @@ void check(Rank& rank, int64_t count, int64_t shift) {
   const auto a = random_values<T>(random, count, 3), b = random_values<T>(random, count);
   std::vector<T> expected;
   for (size_t i = 0; i < a.size(); ++i) expected.push_back(static_cast<T>(static_cast<Accumulator<T>>(a[i]) + static_cast<Accumulator<T>>(b[i])));
-  const DeviceArray<T> left(rank, a, shift), right(rank, b), sum(rank, count);
-  run_on_device(rank, SumArgs{dtype_of<T>::value, count, left.data(), right.data(), sum.data()});
+  const Placed<T> left(rank, a, shift), right(rank, b), sum(rank, count);
+  dispatch(rank, SumArgs{dtype_of<T>::value, count, left.data(), right.data(), sum.data()});
   BOOST_TEST(same_bits(sum.values(), expected));
-  run_on_device(rank, SumArgs{dtype_of<T>::value, count, sum.data(), right.data(), right.data()});  // into its own second operand
-  run_on_device(rank, AddArgs{dtype_of<T>::value, count, sum.data(), left.data()});
+  dispatch(rank, SumArgs{dtype_of<T>::value, count, sum.data(), right.data(), right.data()});  // into its own second operand
+  dispatch(rank, AddArgs{dtype_of<T>::value, count, sum.data(), left.data()});
   for (size_t i = 0; i < a.size(); ++i) {
     const auto add = [](T x, T y) { return static_cast<T>(static_cast<Accumulator<T>>(x) + static_cast<Accumulator<T>>(y)); };
     BOOST_TEST_REQUIRE(to_double(right.values()[i]) == to_double(add(expected[i], b[i])));
@@ -52,8 +52,8 @@ BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {
 BOOST_AUTO_TEST_CASE(control_an_element_that_nobody_wrote_is_seen) {
   DeviceRank rank;
   const std::vector<float> ones(9, 1.0f);
-  const DeviceArray<float> a(rank, ones), b(rank, ones), sum(rank, 9);
-  run_on_device(rank, SumArgs{DType::f32, 8, a.data(), b.data(), sum.data()});
+  const Placed<float> a(rank, ones), b(rank, ones), sum(rank, 9);
+  dispatch(rank, SumArgs{DType::f32, 8, a.data(), b.data(), sum.data()});
   BOOST_TEST(!same_bits(sum.values(), std::vector<float>(9, 2.0f)));
 }
 

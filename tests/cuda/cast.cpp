@@ -18,9 +18,9 @@ std::vector<To> on_host(const std::vector<From>& from) {
 }
 template <class From, class To>
 std::vector<To> on_device(Rank& rank, const std::vector<From>& from, int64_t shift = 0) {
-  const DeviceArray<From> in(rank, from, shift);
-  const DeviceArray<To> out(rank, static_cast<int64_t>(from.size()));
-  run_on_device(rank, CastArgs{dtype_of<From>::value, dtype_of<To>::value, static_cast<int64_t>(from.size()), in.data(), out.data()});
+  const Placed<From> in(rank, from, shift);
+  const Placed<To> out(rank, static_cast<int64_t>(from.size()));
+  dispatch(rank, CastArgs{dtype_of<From>::value, dtype_of<To>::value, static_cast<int64_t>(from.size()), in.data(), out.data()});
   return out.values();
 }
 
@@ -101,7 +101,7 @@ BOOST_AUTO_TEST_CASE(control_rounding_twice_is_seen) {
 
 BOOST_AUTO_TEST_CASE(integers_are_refused_by_name) {
   DeviceRank rank;
-  check_error<UnsupportedError>([&] { run_on_device(rank, CastArgs{DType::i32, DType::f32, 0, nullptr, nullptr}); }, {"cast"});
+  check_error<UnsupportedError>([&] { dispatch(rank, CastArgs{DType::i32, DType::f32, 0, nullptr, nullptr}); }, {"cast"});
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -1,12 +1,8 @@
-// What the tests of CUDA kernels share: a device whose memory is poisoned, arrays on it between guards, orders of threads.
+// What the tests of CUDA kernels share: a device whose memory is poisoned, orders of threads.
 #pragma once
-#include <span>
-#include <string>
-
 #include "emulation.h"
 #include "ops/kernel_test.h"
 #include "runtime/accelerator.h"
-#include "runtime/tensor.h"
 
 namespace quire::test {
 
@@ -25,47 +21,6 @@ void in_eight_orders(F&& f) {
     BOOST_TEST_CONTEXT("order " << seed) f();
   }
   emulation::order(emulation::Order::ascending);
-}
-
-/// An array on the device with 64 bytes of guard before and behind, `shift` elements (fewer than 16 bytes) from where vectors begin.
-template <class T>
-class DeviceArray {
- public:
-  DeviceArray(Rank& rank, const std::vector<T>& values, int64_t shift = 0) : before_(64 / sizeof(T) + shift), count_(static_cast<int64_t>(values.size())) {
-    std::vector<T> all = guards();
-    std::copy(values.begin(), values.end(), all.begin() + before_);
-    tensor_ = Tensor::from<T>(rank, {static_cast<int64_t>(all.size())}, all);
-  }
-  /// Nobody has written it yet: NaN.
-  DeviceArray(Rank& rank, int64_t count, int64_t shift = 0) : before_(64 / sizeof(T) + shift), count_(count) {
-    tensor_ = Tensor::from<T>(rank, {static_cast<int64_t>(guards().size())}, guards());
-  }
-  T* data() const { return static_cast<T*>(tensor_.raw()) + before_; }
-  /// The values; checks the guards.
-  std::vector<T> values() const {
-    const std::vector<T> all = tensor_.to_vector<T>(), untouched = guards();
-    const auto same = [&](int64_t begin, int64_t count) {
-      return std::memcmp(all.data() + begin, untouched.data() + begin, static_cast<size_t>(count) * sizeof(T)) == 0;
-    };
-    BOOST_TEST((same(0, before_) && same(before_ + count_, behind())), "wrote beside an array");
-    return part(all, before_, count_);
-  }
-
- private:
-  static int64_t behind() { return 64 / static_cast<int64_t>(sizeof(T)); }
-  std::vector<T> guards() const {
-    std::vector<T> all(static_cast<size_t>(before_ + count_ + behind()));
-    std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T));
-    return all;
-  }
-  int64_t before_, count_;
-  Tensor tensor_;
-};
-
-/// Runs the first CUDA kernel of the operation that can.
-template <class Args>
-void run_on_device(Rank& rank, const Args& args) {
-  dispatch(rank, args);
 }
 
 }  // namespace quire::test

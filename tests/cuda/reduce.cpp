@@ -8,9 +8,9 @@ namespace {
 
 template <class T>
 double reduce(Rank& rank, const std::vector<T>& x, int power, int64_t shift = 0) {
-  const DeviceArray<T> in(rank, x, shift);
-  const DeviceArray<double> result(rank, 1);
-  run_on_device(rank, ReduceArgs{dtype_of<T>::value, static_cast<int64_t>(x.size()), power, in.data(), result.data()});
+  const Placed<T> in(rank, x, shift);
+  const Placed<double> result(rank, 1);
+  dispatch(rank, ReduceArgs{dtype_of<T>::value, static_cast<int64_t>(x.size()), power, in.data(), result.data()});
   return result.values()[0];
 }
 
@@ -81,7 +81,7 @@ BOOST_AUTO_TEST_CASE(f32_values_are_added_in_f64_and_a_nan_shows) {
 BOOST_AUTO_TEST_CASE(squares_of_many_tensors_are_those_of_each_in_few_launches) {
   DeviceRank rank;
   std::mt19937_64 random(3);
-  std::vector<DeviceArray<float>> tensors;
+  std::vector<Placed<float>> tensors;
   std::vector<std::vector<float>> values;
   std::vector<double> expected;
   for (int i = 0; i < 130; ++i) {  // more than go through together
@@ -89,12 +89,12 @@ BOOST_AUTO_TEST_CASE(squares_of_many_tensors_are_those_of_each_in_few_launches) 
     tensors.emplace_back(rank, values.back(), i % 4);
     expected.push_back(reduce(rank, values.back(), 2));
   }
-  const DeviceArray<double> results(rank, 130);
+  const Placed<double> results(rank, 130);
   std::vector<SquaresTensor> list;
   for (int64_t i = 0; i < 130; ++i) list.push_back({static_cast<int64_t>(values[static_cast<size_t>(i)].size()), tensors[static_cast<size_t>(i)].data(), results.data() + 129 - i});
   rank.rank.accelerator()->synchronize();
   emulation::reset_counters();
-  run_on_device(rank, SquaresArgs{DType::f32, list});
+  dispatch(rank, SquaresArgs{DType::f32, list});
   std::vector<double> found = results.values();
   BOOST_TEST(emulation::counters().kernels == 4);
   std::reverse(found.begin(), found.end());

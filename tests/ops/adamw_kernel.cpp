@@ -1,48 +1,13 @@
 // AdamW against the literal update.
-#include "ops/kernel_test.h"
+#include "ops/adamw_case.h"
 
 using namespace quire;
 using namespace quire::test;
 
 namespace {
 
-template <class T>
-struct State {
-  using A = Accumulator<T>;
-  std::vector<A> gradient, master, moment1, moment2;
-  std::vector<T> value;
-  OptimizerScalars scalars{1e-2, 0.5, 0.271, 0.0297, 0};
-
-  State(std::mt19937_64& random, int64_t count)
-      : gradient(random_values<A>(random, count)), master(random_values<A>(random, count)), moment1(random_values<A>(random, count, 0.1)),
-        moment2(random_values<A>(random, count, 0.1)), value(random_values<T>(random, count)) {
-    for (A& v : moment2) v = std::abs(v);
-  }
-  void step(Rank& rank) {
-    const AdamWTensor tensor{static_cast<int64_t>(master.size()), 0.1, gradient.data(), master.data(), moment1.data(), moment2.data(),
-                             std::is_same_v<T, A> ? nullptr : value.data()};
-    run_kernel(rank, AdamWArgs{dtype_of<T>::value, 0.9, 0.99, 1e-8, &scalars, std::span(&tensor, 1)});
-  }
-  bool same(const State& other) const {
-    return same_bits(master, other.master) && same_bits(moment1, other.moment1) && same_bits(moment2, other.moment2) && same_bits(value, other.value);
-  }
-};
-
-struct Literal {
-  std::vector<Exact> master, moment1, moment2;
-  template <class T>
-  explicit Literal(const State<T>& s) : master(s.master.begin(), s.master.end()), moment1(s.moment1.begin(), s.moment1.end()), moment2(s.moment2.begin(), s.moment2.end()) {}
-  template <class T>
-  void step(const State<T>& s) {
-    for (size_t i = 0; i < master.size(); ++i) {
-      const Exact g = static_cast<Exact>(s.gradient[i]) * s.scalars.clip;
-      moment1[i] = 0.9 * moment1[i] + (1 - 0.9) * g;
-      moment2[i] = 0.99 * moment2[i] + (1 - 0.99) * g * g;
-      const Exact m = moment1[i] / s.scalars.bias1, v = moment2[i] / s.scalars.bias2;
-      master[i] -= s.scalars.learning_rate * (m / (std::sqrt(v) + 1e-8L) + static_cast<Exact>(0.1) * master[i]);
-    }
-  }
-};
+template <class T> using State = AdamWState<T>;
+using Literal = AdamWLiteral;
 
 template <class T>
 void check_all() {

@@ -1,57 +1,12 @@
 // Cross-entropy kernels against the literal formula.
-#include "ops/kernel_test.h"
+#include "ops/cross_entropy_case.h"
 
 using namespace quire;
 using namespace quire::test;
 
 namespace {
 
-template <class T>
-struct Problem {
-  using A = Accumulator<T>;
-  int64_t rows, vocabulary;
-  double z_weight, scale;
-  std::vector<A> logits;
-  std::vector<int32_t> targets;
-
-  Problem(std::mt19937_64& random, int64_t rows_, int64_t vocabulary_, double z)
-      : rows(rows_), vocabulary(vocabulary_), z_weight(z), scale(1.0 / 37), logits(random_values<A>(random, rows * vocabulary, 4)) {
-    for (int64_t i = 0; i < rows; ++i)
-      targets.push_back(random() % 4 == 0 ? -100 : static_cast<int32_t>(random() % static_cast<uint64_t>(vocabulary)));
-  }
-
-  struct Forward { std::vector<A> lse, nll; };
-  Forward forward(Rank& rank, std::string_view kernel = "vector") const {
-    Forward out{unwritten<A>(rows), unwritten<A>(rows)};
-    run_kernel(rank, CrossEntropyForwardArgs{dtype_of<T>::value, rows, vocabulary, logits.data(), targets.data(), z_weight, out.lse.data(), out.nll.data()}, kernel);
-    close_output(out.lse);
-    close_output(out.nll);
-    return out;
-  }
-  std::vector<T> backward(Rank& rank, const std::vector<A>& lse, std::string_view kernel = "vector") const {
-    std::vector<T> dlogits = unwritten<T>(rows * vocabulary);
-    run_kernel(rank, CrossEntropyBackwardArgs{dtype_of<T>::value, rows, vocabulary, logits.data(), targets.data(), z_weight, lse.data(), &scale, dlogits.data()}, kernel);
-    close_output(dlogits);
-    return dlogits;
-  }
-
-  struct Literal { std::vector<Exact> lse, nll, dlogits; };
-  Literal literal() const {
-    Literal out;
-    for (int64_t r = 0; r < rows; ++r) {
-      const A* x = logits.data() + r * vocabulary;
-      Exact sum = 0;
-      for (int64_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<Exact>(x[i]));  // no overflow: the exponent of Exact is wide
-      const Exact lse = std::log(sum), z = z_weight;
-      const int32_t target = targets[static_cast<size_t>(r)];
-      out.lse.push_back(lse);
-      out.nll.push_back(target == -100 ? 0 : lse - x[target] + z * lse * lse);
-      for (int64_t i = 0; i < vocabulary; ++i)
-        out.dlogits.push_back(target == -100 ? 0 : scale * (std::exp(x[i] - lse) * (1 + 2 * z * lse) - (i == target ? 1 : 0)));
-    }
-    return out;
-  }
-};
+template <class T> using Problem = CrossEntropyProblem<T>;
 
 const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {1, 2}, {5, 7}, {9, 32}, {70, 257}, {3, 20011}};
 

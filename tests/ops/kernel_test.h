@@ -1,5 +1,5 @@
-// Helpers for tests of raw CPU kernels: ranks of every instruction set and thread count, random values, and the rule of DESIGN
-// section 6 for the error against f64.
+// Helpers for tests of raw kernels: ranks of every instruction set and thread count, values in a rank's memory, random values, and the rule of
+// DESIGN section 6 for the error against f64.
 #pragma once
 #include <cstring>
 #include <limits>
@@ -10,6 +10,7 @@
 #include "check.h"
 #include "ops/cpu/instruction_set.h"
 #include "ops/kernels.h"
+#include "runtime/tensor.h"
 
 namespace quire::test {
 
@@ -37,10 +38,10 @@ inline std::vector<ThreadRanks> every_rank() {
   return all;
 }
 
-/// Runs the kernel `name` of an operation.
+/// Runs the kernel `name` of an operation on the rank's device.
 template <class Args>
 void run_kernel(Rank& rank, const Args& args, std::string_view name = "vector") {
-  for (const Kernel<Args>& kernel : cpu_kernels<Args>())
+  for (const Kernel<Args>& kernel : rank.device().kind == DeviceKind::cuda ? cuda_kernels<Args>() : cpu_kernels<Args>())
     if (kernel.name == name) {
       BOOST_REQUIRE(kernel.can_run(args));
       return kernel.run(rank, args);
@@ -90,6 +91,40 @@ template <class T>
 std::vector<T> part(const std::vector<T>& values, int64_t begin, int64_t count) {
   return {values.begin() + begin, values.begin() + begin + count};
 }
+
+/// An array in a rank's memory between guards of 64 bytes, `shift` elements (fewer than 16 bytes) behind where a vector of a device may begin.
+template <class T>
+class Placed {
+ public:
+  Placed(Rank& rank, const std::vector<T>& values, int64_t shift = 0) : Placed(rank, values, static_cast<int64_t>(values.size()), shift) {}
+  /// Nobody has written it yet: NaN.
+  Placed(Rank& rank, int64_t count, int64_t shift = 0) : Placed(rank, {}, count, shift) {}
+  T* data() const { return static_cast<T*>(tensor_.raw()) + before_; }
+  /// The values; checks the guards.
+  std::vector<T> values() const {
+    const std::vector<T> all = tensor_.to_vector<T>(), untouched = guards();
+    const auto same = [&](int64_t begin, int64_t count) {
+      return std::memcmp(all.data() + begin, untouched.data() + begin, static_cast<size_t>(count) * sizeof(T)) == 0;
+    };
+    BOOST_TEST((same(0, before_) && same(before_ + count_, guard)), "wrote beside an array");
+    return part(all, before_, count_);
+  }
+
+ private:
+  static constexpr int64_t guard = 64 / static_cast<int64_t>(sizeof(T));
+  Placed(Rank& rank, const std::vector<T>& values, int64_t count, int64_t shift) : before_(guard + shift), count_(count) {
+    std::vector<T> all = guards();
+    std::copy(values.begin(), values.end(), all.begin() + before_);
+    tensor_ = Tensor::from<T>(rank, {static_cast<int64_t>(all.size())}, all);
+  }
+  std::vector<T> guards() const {
+    std::vector<T> all(static_cast<size_t>(before_ + count_ + guard));
+    std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T));
+    return all;
+  }
+  int64_t before_, count_;
+  Tensor tensor_;
+};
 
 /// Distance between neighbouring values of type T at the magnitude of x.
 template <class T>

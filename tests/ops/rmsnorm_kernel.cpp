@@ -1,62 +1,12 @@
 // RMS normalisation kernels against the literal formula.
-#include "ops/kernel_test.h"
+#include "ops/rmsnorm_case.h"
 
 using namespace quire;
 using namespace quire::test;
 
 namespace {
 
-constexpr double eps = 1e-5;
-
-template <class T>
-struct Problem {
-  using A = Accumulator<T>;
-  int64_t rows, width;
-  std::vector<T> x, gain, dy;
-  std::vector<A> dgain_before;
-
-  Problem(std::mt19937_64& random, int64_t rows_, int64_t width_)
-      : rows(rows_), width(width_), x(random_values<T>(random, rows * width, 2)), gain(random_values<T>(random, width)),
-        dy(random_values<T>(random, rows * width)), dgain_before(random_values<A>(random, width)) {}
-
-  struct Forward { std::vector<T> y; std::vector<A> rstd; };
-  Forward forward(Rank& rank, std::string_view kernel = "vector") const {
-    Forward out{unwritten<T>(rows * width), unwritten<A>(rows)};
-    run_kernel(rank, RmsNormForwardArgs{dtype_of<T>::value, rows, width, eps, x.data(), gain.data(), out.y.data(), out.rstd.data()}, kernel);
-    close_output(out.y);
-    close_output(out.rstd);
-    return out;
-  }
-
-  struct Backward { std::vector<T> dx; std::vector<A> dgain; };
-  Backward backward(Rank& rank, const std::vector<A>& rstd, std::string_view kernel = "vector") const {
-    Backward out{unwritten<T>(rows * width), dgain_before};
-    run_kernel(rank, RmsNormBackwardArgs{dtype_of<T>::value, rows, width, x.data(), gain.data(), rstd.data(), dy.data(), out.dx.data(), out.dgain.data()}, kernel);
-    close_output(out.dx);
-    return out;
-  }
-
-  struct Literal { std::vector<Exact> y, rstd, dx, dgain; };
-  Literal literal() const {
-    Literal out;
-    for (const A before : dgain_before) out.dgain.push_back(before);
-    for (int64_t r = 0; r < rows; ++r) {
-      const auto at = [&](const std::vector<T>& v, int64_t i) { return static_cast<Exact>(to_double(v[static_cast<size_t>(r * width + i)])); };
-      const auto g = [&](int64_t i) { return static_cast<Exact>(to_double(gain[static_cast<size_t>(i)])); };
-      Exact squares = 0, dot = 0;
-      for (int64_t i = 0; i < width; ++i) squares += at(x, i) * at(x, i);
-      const Exact rstd = 1 / std::sqrt(squares / width + static_cast<Exact>(eps));
-      out.rstd.push_back(rstd);
-      for (int64_t i = 0; i < width; ++i) dot += at(dy, i) * g(i) * at(x, i) * rstd;
-      for (int64_t i = 0; i < width; ++i) {
-        out.y.push_back(at(x, i) * rstd * g(i));
-        out.dx.push_back(rstd * (at(dy, i) * g(i) - at(x, i) * rstd * dot / width));
-        out.dgain[static_cast<size_t>(i)] += at(dy, i) * at(x, i) * rstd;
-      }
-    }
-    return out;
-  }
-};
+template <class T> using Problem = RmsNormProblem<T>;
 
 // One element, less than a vector, tails, several chunks of rows, rows wider than one task.
 const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {3, 1}, {1, 7}, {2, 8}, {5, 17}, {130, 33}, {70, 64}, {1100, 24}, {3, 1031}, {2, 20001}};
@@ -128,52 +78,12 @@ BOOST_AUTO_TEST_CASE(row_alone_has_the_bits_it_has_among_others) {
   check_rows_alone<bf16>();
 }
 
-/// What is fused must have the bits of its parts, in place or not: sums are rounded to T before they are normalised, and gradients once, after they were added.
 template <class T>
 void check_fused() {
-  using A = Accumulator<T>;
   std::mt19937_64 random(6);
   for (const ThreadRanks& ranks : every_rank())
     for (const auto& [rows, width] : shapes)
-      for (const char* kernel : {"vector", "reference"}) {
-        Problem<T> problem(random, rows, width);
-        const int64_t count = rows * width;
-        const std::vector<T> added = random_values<T>(random, count), so_far = random_values<T>(random, count);
-        std::vector<T> sum = problem.x;
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] = from_double<T>(static_cast<double>(static_cast<A>(to_double(sum[i])) + static_cast<A>(to_double(added[i]))));
-        Problem<T> summed = problem;
-        summed.x = sum;
-        const auto parts = summed.forward(ranks.one(), kernel);
-        const DType type = dtype_of<T>::value;
-        for (const bool in_place : {false, true}) {
-          std::vector<T> y = unwritten<T>(count), other = in_place ? added : unwritten<T>(count);
-          std::vector<A> rstd = unwritten<A>(rows);
-          run_kernel(ranks.one(), RmsNormForwardArgs{type, rows, width, eps, problem.x.data(), problem.gain.data(), y.data(), rstd.data(),
-                                                     in_place ? other.data() : added.data(), other.data()}, kernel);
-          close_output(y);
-          close_output(rstd);
-          if (!in_place) close_output(other);
-          BOOST_TEST((same_bits(other, sum) && same_bits(y, parts.y) && same_bits(rstd, parts.rstd)), kernel << " forward, in place: " << in_place);
-        }
-        const auto plain = problem.backward(ranks.one(), parts.rstd, kernel);
-        const auto backward = [&](const T* dy, const T* before, T* dx, std::vector<A>& dgain) {
-          run_kernel(ranks.one(), RmsNormBackwardArgs{type, rows, width, problem.x.data(), problem.gain.data(), parts.rstd.data(), dy, dx, dgain.data(), before}, kernel);
-          BOOST_TEST(same_bits(dgain, plain.dgain));
-        };
-        const auto fresh = [&] { return problem.dgain_before; };
-        std::vector<A> dgain = fresh();
-        std::vector<T> apart = unwritten<T>(count), over_dy = problem.dy, over_sum = so_far;
-        backward(problem.dy.data(), so_far.data(), apart.data(), dgain);
-        close_output(apart);
-        backward(over_dy.data(), so_far.data(), over_dy.data(), dgain = fresh());
-        backward(problem.dy.data(), over_sum.data(), over_sum.data(), dgain = fresh());
-        BOOST_TEST((same_bits(over_dy, apart) && same_bits(over_sum, apart)), kernel << " backward in place");
-        if constexpr (std::is_same_v<T, A>)
-          for (size_t i = 0; i < apart.size(); ++i) BOOST_REQUIRE_EQUAL(apart[i], so_far[i] + plain.dx[i]);
-        else
-          for (size_t i = 0; i < apart.size(); ++i)  // two roundings instead of one
-            BOOST_REQUIRE_SMALL(to_double(apart[i]) - (to_double(so_far[i]) + to_double(plain.dx[i])), ulp_at<T>(to_double(plain.dx[i])) + ulp_at<T>(to_double(apart[i])));
-      }
+      for (const char* kernel : {"vector", "reference"}) check_fused_rmsnorm<T>(ranks.one(), random, rows, width, kernel);
 }
 
 BOOST_AUTO_TEST_CASE(fused_sums_have_the_bits_of_their_parts_in_place_too) {
