@@ -10,6 +10,7 @@ template <>
 KernelList<MatmulArgs> cuda_kernels<MatmulArgs>() {
   static constexpr Kernel<MatmulArgs> list[] = {
     {"cublaslt", matmul_type_can_run, matmul_cublaslt},
+    {"wgmma", matmul_wgmma_can_run, matmul_wgmma},
     {"mma", matmul_mma_can_run, matmul_mma},
     {"tiles", matmul_type_can_run, matmul_tiles},
   };

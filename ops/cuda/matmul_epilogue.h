@@ -21,7 +21,7 @@ __device__ inline TilePlace tile_place(int64_t index, int64_t down, int64_t acro
 
 /// C [m, n] as it is written.
 template <class T>
-struct Result {
+struct MatmulResult {
   T* data;
   int64_t row;  ///< elements between rows
   int64_t m, n;
@@ -30,7 +30,7 @@ struct Result {
 };
 
 /// c[row, column] and the next = or += the sums, where they are inside.
-__device__ inline void write_pair(const Result<float>& c, int64_t row, int64_t column, float first, float second) {
+__device__ inline void write_pair(const MatmulResult<float>& c, int64_t row, int64_t column, float first, float second) {
   if (row >= c.m || column >= c.n) return;
   float* const to = c.data + row * c.row + column;
   if (c.pairs && column + 1 < c.n) {
@@ -46,7 +46,7 @@ __device__ inline void write_pair(const Result<float>& c, int64_t row, int64_t c
   to[0] = c.accumulate ? to[0] + first : first;
   if (column + 1 < c.n) to[1] = c.accumulate ? to[1] + second : second;
 }
-__device__ inline void write_pair(const Result<gpu::bf16>& c, int64_t row, int64_t column, float first, float second) {
+__device__ inline void write_pair(const MatmulResult<gpu::bf16>& c, int64_t row, int64_t column, float first, float second) {
   if (row >= c.m || column >= c.n) return;
   gpu::bf16* const to = c.data + row * c.row + column;
   if (c.pairs && column + 1 < c.n) {

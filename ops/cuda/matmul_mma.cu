@@ -105,7 +105,7 @@ __device__ inline void multiply_stage(uint32_t a_tile, uint32_t b_tile, int warp
 }
 
 template <class C>
-__device__ inline void write_sums(const Result<C>& c, int64_t first_row, int64_t first_column, const Sums& sum) {
+__device__ inline void write_sums(const MatmulResult<C>& c, int64_t first_row, int64_t first_column, const Sums& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row = first_row + lane / 4, column = first_column + lane % 4 * 2;
 #pragma unroll
@@ -118,7 +118,7 @@ __device__ inline void write_sums(const Result<C>& c, int64_t first_row, int64_t
 }
 
 template <bool a_deep, bool b_deep, class C>
-__global__ void __launch_bounds__(threads, 2) multiply_mma(Operand a, Operand b, Result<C> c, int64_t k, int64_t down, int64_t across) {
+__global__ void __launch_bounds__(threads, 2) multiply_mma(Operand a, Operand b, MatmulResult<C> c, int64_t k, int64_t down, int64_t across) {
   DYNAMIC_SMEM(shared);
   unsigned char* const a_tiles = shared;
   unsigned char* const b_tiles = shared + stages * tile_bytes;
@@ -157,7 +157,7 @@ Operand operand_of(const MatmulOperand& operand) {
 
 template <bool a_deep, bool b_deep, class C>
 void run(Rank& rank, const MatmulArgs& args) {
-  const Result<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
+  const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
   gpu::launch(multiply_mma<a_deep, b_deep, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * stages * tile_bytes, cuda(rank).stream(),
               operand_of(left_operand(args)), operand_of(right_operand(args)), c, args.k, down, across);

@@ -69,7 +69,7 @@ __device__ inline void multiply_add(const float* a, const float* b, float (&sum)
 }
 
 template <class T, class C>
-__global__ void __launch_bounds__(threads) multiply_tiles(Operand<T> a, Operand<T> b, Result<C> c, int64_t k, int64_t down, int64_t across) {
+__global__ void __launch_bounds__(threads) multiply_tiles(Operand<T> a, Operand<T> b, MatmulResult<C> c, int64_t k, int64_t down, int64_t across) {
   DYNAMIC_SMEM(shared);
   float* const a_tile = reinterpret_cast<float*>(shared);
   float* const b_tile = a_tile + steps * pitch;
@@ -101,7 +101,7 @@ template <class T, class C>
 void run(Rank& rank, const MatmulArgs& args) {
   const Operand<T> a{static_cast<const T*>(args.a), args.a_row, args.a_col, args.m, args.a_col == 1};
   const Operand<T> b{static_cast<const T*>(args.b), args.b_col, args.b_row, args.n, args.b_row == 1};
-  const Result<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
+  const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
   gpu::launch(multiply_tiles<T, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * steps * pitch * sizeof(float), cuda(rank).stream(), a, b, c,
               args.k, down, across);

@@ -19,7 +19,12 @@ void commit_tile_stores();
 void wait_for_tile_stores(size_t groups);
 
 void fence_products(uint32_t line);
-void start_product(float* d, int n, uint64_t a, uint64_t b, bool accumulates, uint32_t line);
+/// An operand's descriptor, and whether its tiles' rows are steps of k.
+struct ProductOperand {
+  uint64_t descriptor;
+  bool transposed;
+};
+void start_product(float* d, int n, ProductOperand a, ProductOperand b, bool accumulates, uint32_t line);
 void commit_products(uint32_t line);
 /// Places in shared memory that this lane's share of the products due now reads; then carries them out, with the whole warp.
 const uint16_t* next_read_of_products(size_t groups, size_t index);
@@ -31,6 +36,10 @@ namespace gpu {
 
 inline uint64_t tile_desc(uint32_t address) {
   return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+inline uint64_t transposed_tile_desc(uint32_t address, uint32_t next) {
+  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{(next & 0x3ffff) >> 4} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
 inline void mbar_init(uint32_t barrier, int count) { emulation::init_memory_barrier(barrier, count); }
@@ -79,14 +88,17 @@ void wgmma_wait(EMULATION_LINE) {
   emulation::finish_products(N, here);
 }
 /// The accumulator holds NaN until it is waited for.
+template <bool a_transposed = false, bool b_transposed = false>
 inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 64, a, b, accumulate != 0, here);
+  emulation::start_product(d, 64, {a, a_transposed}, {b, b_transposed}, accumulate != 0, here);
 }
+template <bool a_transposed = false, bool b_transposed = false>
 inline void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 128, a, b, accumulate != 0, here);
+  emulation::start_product(d, 128, {a, a_transposed}, {b, b_transposed}, accumulate != 0, here);
 }
+template <bool a_transposed = false, bool b_transposed = false>
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {
-  emulation::start_product(d, 256, a, b, accumulate != 0, here);
+  emulation::start_product(d, 256, {a, a_transposed}, {b, b_transposed}, accumulate != 0, here);
 }
 
 }  // namespace gpu

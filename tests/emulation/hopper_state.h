@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "hopper.h"
 #include "machine.h"
 
 namespace emulation {
@@ -36,7 +37,7 @@ struct MemoryBarrier {
 
 /// wgmma as one lane issued it: its part of the accumulator, n / 2 numbers.
 struct WarpgroupProduct {
-  uint64_t a, b;
+  ProductOperand a, b;
   int n;
   bool accumulates;
   float* d;
