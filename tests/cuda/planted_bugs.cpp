@@ -1,31 +1,14 @@
 // Bugs planted on purpose (tests/cuda/planted), each in a process of its own: values or checks show every one of them in the plain build, and a sanitizer
 // names the line where it is its kind of bug.
-#include <cstdio>
 #include <fstream>
-#include <sys/wait.h>
 
 #include "check.h"
+#include "cuda/run_program.h"
 #include "emulation.h"
 
 namespace quire::test {
 
 namespace {
-
-struct Outcome {
-  int exit_code;
-  std::string output;
-};
-
-Outcome run_with(const std::string& bug) {
-  const std::string command = QUIRE_BUILD_ROOT "/tests/cuda/planted_bugs " + bug + " 2>&1";
-  FILE* const pipe = ::popen(command.c_str(), "r");
-  BOOST_TEST_REQUIRE(pipe != nullptr);
-  std::string output;
-  char part[4096];
-  while (const size_t got = std::fread(part, 1, sizeof part, pipe)) output.append(part, got);
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, output};
-}
 
 /// "bugs.cpp:LINE" of each line that is marked with the bug's name.
 std::vector<std::string> marked_places(const std::string& bug) {
@@ -67,14 +50,14 @@ constexpr Bug bugs[] = {
 BOOST_AUTO_TEST_SUITE(planted_bugs)
 
 BOOST_AUTO_TEST_CASE(nothing_shows_where_nothing_is_planted) {
-  const Outcome outcome = run_with("none");
+  const ProgramOutcome outcome = run_program("planted_bugs", "none");
   BOOST_TEST(outcome.exit_code == 0, outcome.output);
   BOOST_TEST(outcome.output == "right\n");
 }
 
 BOOST_AUTO_TEST_CASE(every_bug_is_caught_and_sanitizers_name_its_line) {
   for (const Bug& bug : bugs) {
-    const Outcome outcome = run_with(bug.name);
+    const ProgramOutcome outcome = run_program("planted_bugs", bug.name);
     BOOST_TEST(outcome.exit_code != 0, bug.name << ": " << outcome.output);
     const std::string word = emulation::address_sanitizer ? bug.address : emulation::thread_sanitizer ? bug.thread : "";
     if (word.empty()) {
