@@ -88,19 +88,19 @@ template <bool a_deep, bool b_deep>
 __device__ inline void multiply_stage(uint32_t a_tile, uint32_t b_tile, int warp_row, int warp_column, Sums& sum) {
 #pragma unroll
   for (int step = 0; step < steps; step += 16) {
-    uint32_t a[row_fragments][4], b[column_pairs][4];
-#pragma unroll
-    for (int i = 0; i < row_fragments; ++i) load_a<a_deep>(a_tile, warp_row + i * 16, step, a[i]);
+    uint32_t a[4], b[column_pairs][4];
 #pragma unroll
     for (int j = 0; j < column_pairs; ++j) load_b<b_deep>(b_tile, warp_column + j * 16, step, b[j]);
     const int second = gpu::planted("matmul.wrong_fragment") ? 1 : 2;
 #pragma unroll
-    for (int i = 0; i < row_fragments; ++i)
+    for (int i = 0; i < row_fragments; ++i) {
+      load_a<a_deep>(a_tile, warp_row + i * 16, step, a);
 #pragma unroll
       for (int j = 0; j < column_pairs; ++j) {
-        gpu::mma_16816(sum[i][2 * j], a[i], b[j][0], b[j][3 - second]);
-        gpu::mma_16816(sum[i][2 * j + 1], a[i], b[j][second], b[j][3]);
+        gpu::mma_16816(sum[i][2 * j], a, b[j][0], b[j][3 - second]);
+        gpu::mma_16816(sum[i][2 * j + 1], a, b[j][second], b[j][3]);
       }
+    }
   }
 }
 
