@@ -318,4 +318,23 @@ struct TileRangesArgs {
   int32_t* last;
 };
 
+/// flag[0] becomes `code` where it is 0 and any of the bytes differ. Nothing is read by the host: who looks at the flag, later, learns of the first
+/// comparison that failed.
+struct CompareRecordsArgs {
+  static constexpr const char* op = "compare_records";
+  int64_t bytes;
+  const void* found;
+  const void* expected;
+  int64_t* flag;
+  int64_t code;  ///< not 0
+};
+/// digest[0] = digest_of_documents (runtime/documents_digest.h) of these indices and starts.
+struct DocumentsDigestArgs {
+  static constexpr const char* op = "documents_digest";
+  int64_t tokens_count;
+  const int32_t* indices;
+  const int32_t* starts;
+  uint64_t* digest;
+};
+
 }  // namespace quire

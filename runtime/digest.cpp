@@ -4,19 +4,17 @@
 #include <bit>
 #include <cstring>
 
+#include "runtime/digest_steps.h"
 #include "runtime/error.h"
 
 namespace quire {
 
 namespace {
 
-constexpr uint64_t prime1 = 0x9E3779B185EBCA87u, prime2 = 0xC2B2AE3D27D4EB4Fu, prime3 = 0x165667B19E3779F9u, prime4 = 0x85EBCA77C2B2AE63u,
-                   prime5 = 0x27D4EB2F165667C5u;
+using namespace digest_steps;
 
 uint64_t load64(const std::byte* p) { uint64_t v; std::memcpy(&v, p, 8); return v; }
 uint64_t load32(const std::byte* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
-uint64_t mix(uint64_t accumulator, uint64_t lane) { return std::rotl(accumulator + lane * prime2, 31) * prime1; }
-uint64_t merge(uint64_t hash, uint64_t accumulator) { return (hash ^ mix(0, accumulator)) * prime1 + prime4; }
 
 }  // namespace
 
@@ -43,24 +41,18 @@ void Digest::update(std::span<const std::byte> bytes) {
 }
 
 uint64_t Digest::value() const {
-  uint64_t hash = seed_ + prime5;
-  if (total_ >= sizeof buffer_) {
-    hash = std::rotl(accumulator_[0], 1) + std::rotl(accumulator_[1], 7) + std::rotl(accumulator_[2], 12) + std::rotl(accumulator_[3], 18);
-    for (uint64_t accumulator : accumulator_) hash = merge(hash, accumulator);
-  }
+  uint64_t hash = total_ >= sizeof buffer_ ? merged(accumulator_) : seed_ + prime5;
   hash += total_;
   const std::byte* p = buffer_;
   size_t left = buffered_;
-  for (; left >= 8; p += 8, left -= 8) hash = std::rotl(hash ^ mix(0, load64(p)), 27) * prime1 + prime4;
+  for (; left >= 8; p += 8, left -= 8) hash = with_lane(hash, load64(p));
   if (left >= 4) {
     hash = std::rotl(hash ^ load32(p) * prime1, 23) * prime2 + prime3;
     p += 4;
     left -= 4;
   }
   for (; left > 0; ++p, --left) hash = std::rotl(hash ^ static_cast<uint64_t>(*p) * prime5, 11) * prime1;
-  hash = (hash ^ hash >> 33) * prime2;
-  hash = (hash ^ hash >> 29) * prime3;
-  return hash ^ hash >> 32;
+  return avalanche(hash);
 }
 
 uint64_t digest_of(std::span<const std::byte> bytes) {

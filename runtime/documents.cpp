@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "runtime/digest.h"
+#include "runtime/documents_digest.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -120,12 +121,19 @@ int64_t Documents::useful_pairs(int64_t window) const {
   return pairs;
 }
 
-uint64_t Documents::digest() const {
-  Digest digest;
-  digest.update_value(tokens());
-  digest.update(std::as_bytes(std::span(indices_)));
-  digest.update(std::as_bytes(std::span(starts_)));
-  return digest.value();
+uint64_t digest_of_documents(std::span<const int32_t> indices, std::span<const int32_t> starts) {
+  Digest whole;
+  whole.update_value(static_cast<int64_t>(indices.size()));
+  for (size_t begin = 0; begin < indices.size(); begin += digest_piece) {
+    const size_t count = std::min(indices.size() - begin, static_cast<size_t>(digest_piece));
+    Digest piece;
+    piece.update(std::as_bytes(indices.subspan(begin, count)));
+    piece.update(std::as_bytes(starts.subspan(begin, count)));
+    whole.update_value(piece.value());
+  }
+  return whole.value();
 }
+
+uint64_t Documents::digest() const { return digest_of_documents(indices_, starts_); }
 
 }  // namespace quire

@@ -30,5 +30,7 @@ template <> KernelList<DocumentIdsArgs> cuda_kernels<DocumentIdsArgs>() { return
 template <> KernelList<StartsFromIdsArgs> cuda_kernels<StartsFromIdsArgs>() { return {}; }
 template <> KernelList<PositionsArgs> cuda_kernels<PositionsArgs>() { return {}; }
 template <> KernelList<TileRangesArgs> cuda_kernels<TileRangesArgs>() { return {}; }
+template <> KernelList<CompareRecordsArgs> cuda_kernels<CompareRecordsArgs>() { return {}; }
+template <> KernelList<DocumentsDigestArgs> cuda_kernels<DocumentsDigestArgs>() { return {}; }
 
 }  // namespace quire
