@@ -22,9 +22,9 @@ std::string today() {
 }
 
 Tensor random_numbers(Rank& rank, int64_t count, uint64_t stream) {
-  Tensor all = Tensor::empty(rank, {count}, DType::f32);
-  for (int64_t i = 0; i < count; ++i) all.data<float>()[i] = static_cast<float>(random_bits(3, stream, 0, static_cast<uint64_t>(i)) >> 40) * 0x1p-23f - 1;
-  return all;
+  std::vector<float> all(static_cast<size_t>(count));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<float>(random_bits(3, stream, 0, i) >> 40) * 0x1p-23f - 1;
+  return Tensor::from<float>(rank, {count}, all);
 }
 
 void check_names(const char* option, const std::vector<std::string>& given, const std::vector<std::string>& known) {

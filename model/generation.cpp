@@ -40,7 +40,7 @@ Value CachedAttention::attend(Tape& tape, int64_t layer, const Value& q, const V
   if (tape.recording()) fail<StateError>("generate", "a key/value cache has no gradient; use a tape that does not record");
   Rank& rank = tape.rank();
   const Layer& cache = layers_.at(static_cast<size_t>(layer));
-  const auto keys = std::make_shared<RunList>();
+  auto keys = std::make_shared<RunList>();
   for (const DocumentRun& run : *microbatch.runs) {
     const int64_t end = int64_t{run.global} + run.length, last = int64_t{run.start} + capacity_;
     if (run.start % capacity_ != 0 || end > last || last > sequences_ * capacity_)
@@ -49,12 +49,17 @@ Value CachedAttention::attend(Tape& tape, int64_t layer, const Value& q, const V
     copy(rank, v.tensor.slice(0, run.local, run.local + run.length), cache.values.slice(0, run.global, end));
     keys->push_back({run.start, run.start, static_cast<int32_t>(end - run.start), run.start});
   }
-  const AttentionPartial partial = attention_partial(rank, q.tensor, cache.keys, cache.values, microbatch.runs, keys, options);
+  if (queries_ != microbatch.runs) {  // so that a device's tables are made once for all layers
+    queries_ = microbatch.runs;
+    keys_ = std::move(keys);
+  }
+  const AttentionPartial partial = attention_partial(rank, q.tensor, cache.keys, cache.values, microbatch.runs, keys_, options);
   return tape.constant(cast(rank, partial.out, q.tensor.dtype()));
 }
 
 void CachedAttention::resize(Rank& rank, std::span<const int64_t> kept, std::span<const int64_t> lengths, int64_t capacity) {
   const int64_t old_capacity = capacity_;
+  queries_ = keys_ = {};
   capacity_ = capacity;
   sequences_ = static_cast<int64_t>(kept.size());
   for (Layer& layer : layers_) {

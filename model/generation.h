@@ -64,6 +64,7 @@ class CachedAttention final : public AttentionExecutor {
   int64_t sequences_, capacity_, width_;
   DType dtype_;
   std::vector<Layer> layers_;
+  DocumentRuns queries_, keys_;  ///< of the last microbatch: every layer reads the same keys
 };
 
 }  // namespace quire

@@ -116,6 +116,7 @@ HuggingFaceModel open_huggingface(FileSystem& fs, const std::string& folder) {
 
 SafetensorsItem safetensors_item(const std::string& name, const Tensor& tensor) {
   if (!tensor.is_contiguous()) fail<ShapeError>("safetensors", "'{}' {} is not contiguous", name, describe(tensor));
+  if (!tensor.on_host()) fail<StateError>("safetensors", "'{}' lies on {}; allowed: host memory", name, to_string(tensor.device()));
   return {name, tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}, tensor.raw()};
 }
 

@@ -1,10 +1,16 @@
 #include "model/optimizer.h"
 
+#include <bit>
 #include <cmath>
 
-#include "ops/kernels.h"
-
 namespace quire {
+
+namespace {
+
+constexpr int64_t scalar_words = sizeof(OptimizerScalars) / sizeof(double);
+static_assert(scalar_words * sizeof(double) == sizeof(OptimizerScalars) && offsetof(OptimizerScalars, skip) == (scalar_words - 1) * sizeof(double));
+
+}  // namespace
 
 AdamW::AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options) : parameters_(parameters), options_(options) {
   const DType type = accumulator_of(parameters.dtype());
@@ -17,18 +23,25 @@ AdamW::AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options) : param
     moments2_.push_back(arena2.slice(0, at, end).reshape(p.shape));
     at = end;
   }
-  squares_ = Tensor::zeros(rank, {parameters.declared()}, DType::f64, Category::optimizer);
-  norm_ = Tensor::zeros(rank, {1}, DType::f64, Category::optimizer);
-  scalars_ = Tensor::zeros(rank, {static_cast<int64_t>(sizeof(OptimizerScalars) / sizeof(double))}, DType::f64, Category::optimizer);
+  const int64_t declared = parameters.declared();
+  outcome_ = Tensor::zeros(rank, {declared + 1 + scalar_words}, DType::f64, Category::optimizer);
+  squares_ = outcome_.slice(0, 0, declared);
+  norm_ = outcome_.slice(0, declared, declared + 1);
+  scalars_ = outcome_.slice(0, declared + 1, declared + 1 + scalar_words);
   adam_step_ = Tensor::zeros(rank, {1}, DType::i64, Category::optimizer);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    const bool separate = !p.value.shares_storage(p.master);
+    tensors_.push_back({p.value.elements(), p.decay ? options_.weight_decay : 0.0, p.gradients.at(0).raw(), p.master.raw(), moments1_[i].raw(), moments2_[i].raw(),
+                        separate ? p.value.raw() : nullptr});
+  }
+  for (const Parameter& p : parameters)
+    if (p.counted) counted_.push_back({p.gradients.at(0).elements(), p.gradients[0].raw(), squares_.data<double>() + p.index});
 }
 
 Tensor AdamW::measure(Rank& rank) {
   fill_zero(rank, squares_);
-  std::vector<SquaresTensor> tensors;
-  for (const Parameter& p : parameters_)
-    if (p.counted) tensors.push_back({p.gradients.at(0).elements(), p.gradients[0].raw(), squares_.data<double>() + p.index});
-  dispatch(rank, SquaresArgs{accumulator_of(parameters_.dtype()), tensors});
+  dispatch(rank, SquaresArgs{accumulator_of(parameters_.dtype()), counted_});
   return squares_;
 }
 
@@ -36,29 +49,18 @@ void AdamW::apply(Rank& rank, const Tensor& loss, double learning_rate) {
   auto* scalars = static_cast<OptimizerScalars*>(scalars_.raw());
   dispatch(rank, OptimizerScalarsArgs{parameters_.declared(), squares_.data<double>(), loss.data<double>(), learning_rate, options_.clip_norm, options_.beta1,
                                       options_.beta2, adam_step_.data<int64_t>(), norm_.data<double>(), scalars});
-  std::vector<AdamWTensor> tensors;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
-    const bool separate = !p.value.shares_storage(p.master);
-    tensors.push_back({p.value.elements(), p.decay ? options_.weight_decay : 0.0, p.gradients[0].raw(), p.master.raw(), moments1_[i].raw(), moments2_[i].raw(),
-                       separate ? p.value.raw() : nullptr});
-  }
-  dispatch(rank, AdamWArgs{parameters_.dtype(), options_.beta1, options_.beta2, options_.eps, scalars, tensors});
+  dispatch(rank, AdamWArgs{parameters_.dtype(), options_.beta1, options_.beta2, options_.eps, scalars, tensors_});
 }
 
-StepOutcome AdamW::outcome() const {
-  return {norm_.to_vector<double>().at(0), static_cast<const OptimizerScalars*>(scalars_.raw())->skip != 0};
-}
-
-std::vector<std::string> AdamW::non_finite() const {
-  std::vector<std::string> names;
-  const std::vector<double> squares = squares_.to_vector<double>();
-  for (size_t i = 0; i < squares.size(); ++i)
-    if (!std::isfinite(squares[i])) names.push_back(parameters_.declared_name(static_cast<int64_t>(i)));
-  return names;
+StepOutcome AdamW::outcome_of(const std::vector<double>& values) const {
+  const auto declared = static_cast<size_t>(parameters_.declared());
+  StepOutcome outcome{values.at(declared), std::bit_cast<int64_t>(values.back()) != 0, {}};
+  for (size_t i = 0; i < declared; ++i)
+    if (!std::isfinite(values[i])) outcome.non_finite.push_back(parameters_.declared_name(static_cast<int64_t>(i)));
+  return outcome;
 }
 
 int64_t AdamW::adam_step() const { return adam_step_.to_vector<int64_t>().at(0); }
-void AdamW::set_adam_step(int64_t step) { adam_step_.data<int64_t>()[0] = step; }
+void AdamW::set_adam_step(int64_t step) { adam_step_.from_host(0, std::as_bytes(std::span(&step, 1))); }
 
 }  // namespace quire

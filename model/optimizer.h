@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "model/parameters.h"
+#include "ops/kernels.h"
 
 namespace quire {
 
@@ -15,6 +16,8 @@ struct AdamWOptions {
 struct StepOutcome {
   double gradient_norm = 0;  ///< before clipping
   bool skipped = false;      ///< loss or a gradient was not finite: nothing was changed, Adam's step did not advance
+  /// Names of the model's parameters whose gradients were not finite, in canonical order.
+  std::vector<std::string> non_finite;
 };
 
 /// Master weights and moments are kept in the accumulator type of the parameters (f32 for bf16 models). Decay applies to matrices only.
@@ -28,9 +31,12 @@ class AdamW {
   /// all others; they are made global in place before `apply`.
   Tensor measure(Rank& rank);
   void apply(Rank& rank, const Tensor& loss, double learning_rate);
-  StepOutcome outcome() const;
-  /// Names of the model's parameters whose gradients were not finite in the last step, in canonical order.
-  std::vector<std::string> non_finite() const;
+  /// Of the last step. Waits for a device's work.
+  StepOutcome outcome() const { return outcome_of(outcome_.to_vector<double>()); }
+  /// The same in two parts: starts to bring it to the host, and makes of what came what it says. Steps may be made between.
+  Readback read_outcome(Rank& rank) const { return Readback(rank, outcome_); }
+  StepOutcome outcome_of(const std::vector<double>& values) const;
+  std::vector<std::string> non_finite() const { return outcome().non_finite; }
 
   /// Moments of parameter i, shaped like it.
   Tensor moment1(size_t i) const { return moments1_[i]; }
@@ -42,6 +48,9 @@ class AdamW {
   ParameterSet& parameters_;
   AdamWOptions options_;
   std::vector<Tensor> moments1_, moments2_;
+  std::vector<SquaresTensor> counted_;
+  std::vector<AdamWTensor> tensors_;
+  Tensor outcome_;    ///< f64, what the host reads of a step: the next three
   Tensor squares_;    ///< [declared parameters] f64
   Tensor norm_;       ///< [1] f64
   Tensor scalars_;    ///< one OptimizerScalars

@@ -59,12 +59,21 @@ namespace {
 
 template <class T>
 void fill(Rank& rank, const Tensor& tensor, uint64_t seed, uint64_t stream, double std) {
-  T* data = tensor.data<T>();
-  const int64_t count = tensor.elements(), chunk = 4096;
-  rank.pool().parallel_for(chunks_of(count, chunk), [&](int64_t c, int) {
-    for (int64_t i = c * chunk; i < std::min(count, (c + 1) * chunk); ++i)
-      data[i] = static_cast<T>(std == 0 ? 1.0 : std * random_normal(seed, stream, 0, static_cast<uint64_t>(i)));
-  });
+  const int64_t chunk = 4096;
+  const auto values = [&](T* to, int64_t begin, int64_t count) {
+    rank.pool().parallel_for(chunks_of(count, chunk), [&](int64_t c, int) {
+      for (int64_t i = c * chunk; i < std::min(count, (c + 1) * chunk); ++i)
+        to[i] = static_cast<T>(std == 0 ? 1.0 : std * random_normal(seed, stream, 0, static_cast<uint64_t>(begin + i)));
+    });
+  };
+  if (tensor.on_host()) return values(tensor.data<T>(), 0, tensor.elements());
+  constexpr int64_t piece = int64_t{1} << 22;  // of a host buffer, from which a device takes them
+  std::vector<T> buffer(static_cast<size_t>(std::min(piece, tensor.elements())));
+  for (int64_t begin = 0; begin < tensor.elements(); begin += piece) {
+    const int64_t count = std::min(piece, tensor.elements() - begin);
+    values(buffer.data(), begin, count);
+    tensor.from_host(begin * static_cast<int64_t>(sizeof(T)), std::as_bytes(std::span(buffer).first(static_cast<size_t>(count))));
+  }
 }
 
 }  // namespace

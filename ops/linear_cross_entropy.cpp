@@ -96,24 +96,28 @@ class LinearCrossEntropyNode final : public Node {
 class AnnouncedCrossEntropyNode final : public Node {
  public:
   AnnouncedCrossEntropyNode(const Tensor& dx, const Tensor& announced, Parameter& weight, int use)
-      : weight_(weight), use_(use), announced_(value_of(announced)), dx_(save(dx, For::input_gradient)) {}
+      : weight_(weight), use_(use), announced_(announced), value_(value_of(announced)), dx_(save(dx, For::input_gradient)) {}
   std::string_view name() const override { return "linear_cross_entropy"; }
 
   void input_gradient(Tape& tape, const Tensor& grad) override {
-    if (const double handed = value_of(grad); std::bit_cast<uint64_t>(handed) != std::bit_cast<uint64_t>(announced_))
+    if (const double handed = value_of(grad); std::bit_cast<uint64_t>(handed) != std::bit_cast<uint64_t>(value_))
       fail<StateError>("linear_cross_entropy", "backward is given the gradient {}, but {} was announced before forward; allowed: the announced one, or announcing none",
-                       handed, announced_);
+                       handed, value_);
+    if (!grad.on_host() && grad.raw() != announced_.raw())
+      fail<StateError>("linear_cross_entropy", "backward is given another tensor than the one that was announced before forward; allowed on {}: that one, or announcing none",
+                       to_string(grad.device()));
     tape.parameter_done(weight_, use_);
     tape.add_gradient(input(0), saved(dx_));
   }
 
  private:
-  /// No host read of a device's memory inside a step.
-  static double value_of(const Tensor& scalar) { return scalar.device().kind == DeviceKind::cpu ? scalar.data<double>()[0] : 0.0; }
+  /// No host read of a device's memory inside a step: there the tensor must be the same.
+  static double value_of(const Tensor& scalar) { return scalar.on_host() ? scalar.data<double>()[0] : 0.0; }
 
   Parameter& weight_;
   int use_;
-  double announced_;
+  Tensor announced_;
+  double value_;
   int dx_;
 };
 

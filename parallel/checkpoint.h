@@ -27,7 +27,7 @@ struct CheckpointTensor {
   std::string kind;             ///< parameter, master, moment1, moment2; letters, digits and underscores
   Shape global_shape;
   std::vector<int64_t> offset;  ///< of the slice, one entry for each dimension
-  Tensor local;                 ///< the slice, in host memory; its shape is the slice's
+  Tensor local;                 ///< the slice; its shape is the slice's. In host memory, or contiguous on a device
 };
 
 /// `RUN/checkpoints/step-00000030`
@@ -77,8 +77,8 @@ class CheckpointReader {
   std::vector<Entry> entries() const;
   bool contains(const std::string& kind, const std::string& name) const { return tensors_.contains({kind, name}); }
 
-  /// Fills `into` (its last dimension contiguous) with the slice of its shape that begins at `offset`. DataError: no such tensor
-  /// (with the nearest name), another dtype. ShapeError: the slice does not lie inside.
+  /// Fills `into` (its last dimension contiguous; on a device: all of it) with the slice of its shape that begins at `offset`. DataError: no
+  /// such tensor (with the nearest name), another dtype. ShapeError: the slice does not lie inside.
   void read(const std::string& kind, const std::string& name, const std::vector<int64_t>& offset, const Tensor& into);
   /// The whole tensor; ShapeError unless `into` has the global shape.
   void read(const std::string& kind, const std::string& name, const Tensor& into);
@@ -89,7 +89,12 @@ class CheckpointReader {
     std::vector<size_t> pieces;
   };
   const Source& source(const std::string& kind, const std::string& name) const;
-  void read_piece(size_t piece, const std::vector<int64_t>& offset, const Tensor& into);
+  /// Host memory for the elements of `shape`, with strides.
+  struct Target {
+    std::byte* data;
+    Shape shape, strides;
+  };
+  void read_piece(size_t piece, const std::vector<int64_t>& offset, const Target& into);
   void verify_piece(size_t piece);
   File& file(const std::string& name);  ///< valid until the next call
 

@@ -99,7 +99,18 @@ void CheckpointReader::read(const std::string& kind, const std::string& name, co
     fail<ShapeError>("checkpoint", "{} '{}' is {} in '{}': a slice {} at ({}) does not lie inside", kind, name, to_string(shape),
                      folder_, to_string(into.shape()), comma_separated(offset));
   if (into.elements() == 0) return;
-  for (const size_t piece : from.pieces) read_piece(piece, offset, into);
+  Target target{nullptr, into.shape(), into.shape()};
+  for (int d = 0; d < into.shape().dims(); ++d) target.strides[d] = into.stride(d);
+  std::vector<std::byte> staged;
+  if (into.on_host()) {
+    target.data = static_cast<std::byte*>(into.raw());
+  } else {
+    require_contiguous("checkpoint", into);
+    staged.resize(static_cast<size_t>(into.bytes()));
+    target.data = staged.data();
+  }
+  for (const size_t piece : from.pieces) read_piece(piece, offset, target);
+  if (!into.on_host()) into.from_host(0, staged);
 }
 
 void CheckpointReader::verify_piece(size_t number) {
@@ -111,9 +122,9 @@ void CheckpointReader::verify_piece(size_t number) {
   verified_[number] = true;
 }
 
-void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& offset, const Tensor& into) {
+void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& offset, const Target& into) {
   const CheckpointPiece& piece = index_.pieces[number];
-  const int dims = into.shape().dims();
+  const int dims = into.shape.dims();
   const int64_t element = size_of(piece.dtype);
   // The common part, counted from the piece's and from the target's first element.
   std::array<int64_t, 6> in_piece{}, in_target{}, common{}, piece_stride{};
@@ -121,7 +132,7 @@ void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& off
   for (int d = dims - 1; d >= 0; --d) {
     const size_t i = static_cast<size_t>(d);
     const int64_t begin = std::max(piece.offset[i], offset[i]),
-                  end = std::min(piece.offset[i] + piece.shape[i], offset[i] + into.size(d));
+                  end = std::min(piece.offset[i] + piece.shape[i], offset[i] + into.shape[d]);
     if (begin >= end) return;
     common[i] = end - begin;
     in_piece[i] = begin - piece.offset[i];
@@ -135,15 +146,15 @@ void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& off
   int64_t run = dims > 0 ? common[static_cast<size_t>(dims - 1)] : 1;
   for (; outer > 0; --outer) {
     const size_t i = static_cast<size_t>(outer);
-    if (common[i] != piece.shape[i] || common[i] != into.size(outer) ||
-        into.stride(outer - 1) != into.size(outer) * into.stride(outer))
+    if (common[i] != piece.shape[i] || common[i] != into.shape[outer] ||
+        into.strides[outer - 1] != into.shape[outer] * into.strides[outer])
       break;
     run *= common[i - 1];
   }
   int64_t source_begin = 0, target_begin = 0;
   for (int d = 0; d < dims; ++d) {
     source_begin += in_piece[static_cast<size_t>(d)] * piece_stride[static_cast<size_t>(d)];
-    target_begin += in_target[static_cast<size_t>(d)] * into.stride(d);
+    target_begin += in_target[static_cast<size_t>(d)] * into.strides[d];
   }
   std::array<int64_t, 6> place{};
   File& opened = file(piece.file);
@@ -151,10 +162,10 @@ void CheckpointReader::read_piece(size_t number, const std::vector<int64_t>& off
     int64_t source = source_begin, target = target_begin;
     for (int d = 0; d < outer; ++d) {
       source += place[static_cast<size_t>(d)] * piece_stride[static_cast<size_t>(d)];
-      target += place[static_cast<size_t>(d)] * into.stride(d);
+      target += place[static_cast<size_t>(d)] * into.strides[d];
     }
     opened.read_at(piece.file_offset + source * element,
-                   {static_cast<std::byte*>(into.raw()) + target * element, static_cast<size_t>(run * element)});
+                   {into.data + target * element, static_cast<size_t>(run * element)});
     int d = outer - 1;
     for (; d >= 0 && ++place[static_cast<size_t>(d)] == common[static_cast<size_t>(d)]; --d) place[static_cast<size_t>(d)] = 0;
     more = d >= 0;

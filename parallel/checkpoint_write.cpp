@@ -35,6 +35,15 @@ void write_durably(FileSystem& fs, const std::string& path, std::string_view tex
 template <class F>
 void for_each_chunk(const Tensor& tensor, F&& use) {
   if (tensor.elements() == 0) return;
+  if (!tensor.on_host()) {  // a piece at a time
+    std::vector<std::byte> staged(static_cast<size_t>(std::min(chunk_bytes, tensor.bytes())));
+    for (int64_t at = 0; at < tensor.bytes(); at += chunk_bytes) {
+      const std::span piece = std::span(staged).first(static_cast<size_t>(std::min(chunk_bytes, tensor.bytes() - at)));
+      tensor.to_host(at, piece);
+      use(std::span<const std::byte>(piece));
+    }
+    return;
+  }
   const std::byte* begin = static_cast<const std::byte*>(tensor.raw());
   const auto in_chunks = [&](const std::byte* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += chunk_bytes)
@@ -60,9 +69,9 @@ void check_tensor(const CheckpointTensor& tensor) {
     fail<DataError>("checkpoint", "'{}' has the kind '{}'; allowed: lower-case letters, digits, underscores", tensor.name,
                     tensor.kind);
   if (!tensor.local.defined()) fail<StateError>("checkpoint", "{} '{}' has no values", tensor.kind, tensor.name);
-  if (tensor.local.device().kind != DeviceKind::cpu)
-    fail<StateError>("checkpoint", "{} '{}' lies on {}; copy it to the host first", tensor.kind, tensor.name,
-                     to_string(tensor.local.device()));
+  if (!tensor.local.on_host() && (tensor.local.device().kind == DeviceKind::null || !tensor.local.is_contiguous()))
+    fail<StateError>("checkpoint", "{} '{}' lies on {}{}; allowed: host memory, or contiguous on a device", tensor.kind, tensor.name,
+                     to_string(tensor.local.device()), tensor.local.is_contiguous() ? "" : " and is not contiguous");
   const Shape &global = tensor.global_shape, &local = tensor.local.shape();
   bool fits = local.dims() == global.dims() && static_cast<int>(tensor.offset.size()) == global.dims();
   for (int d = 0; fits && d < global.dims(); ++d) {

@@ -111,7 +111,8 @@ ClockOffsets ping_clocks(Rank& rank, Communicator& group, int rounds, int64_t (*
     for (int round = 0; round < rounds && (self == 0 || self == other); ++round) {
       if (self == other) {
         group.receive(message, 0, label).wait();
-        message.data<int64_t>()[0] = now(self);
+        const int64_t time = now(self);
+        write<int64_t>(rank, message, std::span(&time, 1));
         group.send(message, 0, label).wait();
         continue;
       }
@@ -121,7 +122,7 @@ ClockOffsets ping_clocks(Rank& rank, Communicator& group, int rounds, int64_t (*
       const int64_t end = now(self);
       if (end - begin >= shortest) continue;
       shortest = end - begin;
-      result[static_cast<size_t>(other)] = begin + (end - begin) / 2 - message.data<int64_t>()[0];
+      result[static_cast<size_t>(other)] = begin + (end - begin) / 2 - message.to_vector<int64_t>().at(0);
       result.back() = std::max(result.back(), shortest / 2);
     }
   }

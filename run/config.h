@@ -19,7 +19,7 @@ struct Config {
     std::string dir;                     ///< run folder; "" = runs/NAME of the config file, below the current directory
     int64_t threads = 0;                 ///< of each rank; 0 = the processors this process may use, shared by the ranks on the machine
     std::string pin_threads = "auto";
-    std::string device = "auto";         ///< auto, cpu
+    std::string device = "auto";         ///< auto, cpu, cuda
     int64_t memory_limit = 0;            ///< bytes, 0 = no limit
     std::string instruction_set;         ///< "" = the best of this machine
     std::vector<std::string> kernels;    ///< "op=kernel", instead of the best one

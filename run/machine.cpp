@@ -11,6 +11,7 @@
 
 #include "ops/cpu/instruction_set.h"
 #include "run/version.h"
+#include "runtime/accelerator.h"
 
 namespace quire {
 
@@ -64,7 +65,8 @@ int64_t physical_bytes() {
 
 std::string machine_line(const Rank& rank) {
   const int threads = rank.options().threads;
-  return fmt::format("quire {} on {}, {} thread{}, {}, {:.1f} GiB of memory", version(), processor_name(), threads, threads == 1 ? "" : "s",
+  const std::string device = rank.accelerator() == nullptr ? "" : fmt::format("{} ({}), with ", to_string(rank.device()), rank.accelerator()->description());
+  return fmt::format("quire {} on {}{}, {} thread{}, {}, {:.1f} GiB of memory", version(), device, processor_name(), threads, threads == 1 ? "" : "s",
                      instruction_set(rank), static_cast<double>(physical_bytes()) / (1 << 30));
 }
 

@@ -30,9 +30,10 @@ int64_t physical_bytes();
 /// Multiply-adds per second times two that the rank's threads together reach on registers, with the rank's instruction set: the peak that
 /// "share of peak" is about. f64 or f32 (bf16 accumulates in f32 and counts as f32); DTypeError for integers. Takes about 20 ms and returns
 /// the best of a few tries, so that a disturbed one does not count; with one thread its processor time counts, so other programs take nothing from it.
+/// On a device: what `measure_device_peak_flops` says.
 double measure_peak_flops(Rank& rank, DType dtype = DType::f32);
 
-/// The first log line: version, processor, threads, instruction set, memory.
+/// The first log line: version, the device if there is one, processor, threads, instruction set, memory.
 std::string machine_line(const Rank& rank);
 
 }  // namespace quire

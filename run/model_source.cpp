@@ -28,7 +28,13 @@ class HuggingFaceSource final : public ModelSource {
  private:
   Tensor read(Rank& rank, const Parameter& parameter, DType wanted, bool) override {
     const Tensor result = Tensor::empty(rank, parameter.shape, wanted, Category::other);
-    model_.read(parameter.name, wanted, result.raw());
+    if (result.on_host()) {
+      model_.read(parameter.name, wanted, result.raw());
+    } else {
+      std::vector<std::byte> values(static_cast<size_t>(result.bytes()));
+      model_.read(parameter.name, wanted, values.data());
+      result.from_host(0, values);
+    }
     return result;
   }
   HuggingFaceModel model_;

@@ -3,6 +3,7 @@
 #include <ctime>
 #include <vector>
 
+#include "run/device_peak.h"
 #include "run/machine.h"
 #include "runtime/error.h"
 
@@ -96,6 +97,7 @@ double best_rate(Rank& rank, Function function) {
 
 double measure_peak_flops(Rank& rank, DType dtype) {
   if (dtype == DType::i32 || dtype == DType::i64) fail<DTypeError>("peak", "dtype is {}; allowed: f64, f32, bf16", name_of(dtype));
+  if (rank.accelerator() != nullptr) return measure_device_peak_flops(rank, dtype);
   if (dtype == DType::f64) return best_rate<double>(rank, QUIRE_PICK(rank, multiply_add_f64));
   return best_rate<float>(rank, QUIRE_PICK(rank, multiply_add_f32));
 }

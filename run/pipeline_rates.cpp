@@ -12,15 +12,12 @@
 namespace quire {
 
 Tensor some_values(Rank& rank, const Shape& shape, DType dtype) {
-  const Tensor tensor = Tensor::empty(rank, shape, dtype);
-  const int64_t count = tensor.elements();
-  for (int64_t i = 0; i < count; ++i) {
-    const double value = 0.25 + static_cast<double>(i % 7) / 8;
-    if (dtype == DType::f64) tensor.data<double>()[i] = value;
-    else if (dtype == DType::f32) tensor.data<float>()[i] = static_cast<float>(value);
-    else tensor.data<bf16>()[i] = bf16(static_cast<float>(value));
-  }
-  return tensor;
+  const auto values = [&]<class T>(T) {
+    std::vector<T> made(static_cast<size_t>(shape.elements()));
+    for (size_t i = 0; i < made.size(); ++i) made[i] = T(static_cast<float>(0.25 + static_cast<double>(i % 7) / 8));
+    return Tensor::from<T>(rank, shape, made);
+  };
+  return dtype == DType::f64 ? values(double{}) : dtype == DType::f32 ? values(float{}) : values(bf16{});
 }
 
 namespace {
@@ -71,6 +68,7 @@ PipelineRates measure_pipeline_rates(const Config& config) {
   run_local(2, {}, [&](Communicator& world) {
     RankOptions options = rank_options(config);
     options.first_processor = -1;
+    options.device = {};
     if (config.run.threads == 0) options.threads = std::max(1, usable_processors() / 2);
     Rank rank(options);
     const ContextSpeeds speeds = measure_context_speeds(rank, world, config);

@@ -32,6 +32,7 @@ ContextSpeeds local_speeds(const Config& config) {
   run_local(2, {}, [&](Communicator& world) {
     RankOptions options = rank_options(config);
     options.first_processor = -1;
+    options.device = {};
     if (config.run.threads == 0) options.threads = std::max(1, usable_processors() / 2);
     Rank rank(options);
     const ContextSpeeds measured = measure_context_speeds(rank, world, config);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <cstring>
 #include <limits>
 
 #include "parallel/context_attention.h"
@@ -26,11 +25,8 @@ HostBatch to_batch(const ProbeInput& input, int64_t index) {
   return batch;
 }
 
-void copy_weights(Model& from, Model& to) {
-  for (Parameter& p : to.parameters()) {
-    const Parameter& source = from.parameters().find(p.name);
-    std::memcpy(p.value.raw(), source.value.raw(), static_cast<size_t>(p.value.bytes()));
-  }
+void copy_weights(Rank& rank, Model& from, Model& to) {
+  for (Parameter& p : to.parameters()) copy(rank, from.parameters().find(p.name).value, p.value);
 }
 
 /// Attention over ranks with a probe's backend.
@@ -63,7 +59,7 @@ std::vector<double> without_rows(int64_t rows, int64_t width) {
 
 struct RanksLayout::Member {
   Member(const RankOptions& options, Model& model, const std::vector<LayerRange>& layers) : rank(options), part(rank, model.config(), model.dtype(), true, layers) {
-    copy_weights(model, part);
+    copy_weights(rank, model, part);
   }
   Rank rank;
   Model part;

@@ -203,6 +203,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   check_visible(options.broken, config, data.train);
   const std::unique_ptr<ModelSource> weights = weights_of(config, fs);
   Rank rank(rank_options(config));
+  check_device(rank, config.dtype(), shape.ranks());
   Model model(rank, config.model, config.dtype());
   if (weights) weights->load(rank, model);
   else model.initialize(rank, static_cast<uint64_t>(config.train.seed));
@@ -228,6 +229,10 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   if (influence_reach(config.model) == 0) note("note:  every layer's window is 1, so tokens never meet and there is no control");
   if (!options.broken.empty()) note(fmt::format("note:  '{}' is broken on purpose ({}): the checks must fail", options.broken, meaning_of(options.broken)));
   std::vector<AttentionBackend> backends{AttentionBackend::block, AttentionBackend::dense};
+  if (rank.accelerator() != nullptr) {
+    backends = {AttentionBackend::block};
+    note(fmt::format("note:  on {} the block backend is checked alone; dense is the CPU's", to_string(rank.device())));
+  }
   const int64_t probed_ranks = shape.pp * shape.cp;
   const bool many = probed_ranks > few_ranks;
   std::unique_ptr<RanksLayout> ranks;

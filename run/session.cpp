@@ -8,9 +8,11 @@
 #include "ops/cpu/instruction_set.h"
 #include "run/context_decision.h"
 #include "run/machine.h"
+#include "run/memory_advice.h"
 #include "run/pipeline_stages.h"
 #include "run/rank_options.h"
 #include "run/training_state.h"
+#include "runtime/accelerator.h"
 #include "runtime/digest.h"
 
 namespace quire {
@@ -21,6 +23,7 @@ namespace {
 bool due(int64_t interval, int64_t step, bool last) { return last || (interval > 0 && step % interval == 0); }
 
 double sum_over(Communicator& world, Rank& rank, double value) {
+  if (world.size() == 1) return value;
   const Tensor sum = Tensor::from<double>(rank, {1}, std::span(&value, 1), Category::other);
   world.all_reduce(rank, sum, Reduction::sum);
   return sum.to_vector<double>().at(0);
@@ -28,9 +31,13 @@ double sum_over(Communicator& world, Rank& rank, double value) {
 
 /// How much of a processor each thread of this rank has: 1 unless the machine's ranks have more threads than it has processors.
 double processor_share(const Communicator& world, const Rank& rank) {
+  if (rank.accelerator() != nullptr) return 1.0;
   const int announced = announced_ranks().local_size, ranks = announced > 0 ? announced : world.size();
   return std::min(1.0, static_cast<double>(usable_processors()) / (static_cast<double>(ranks) * rank.options().threads));
 }
+
+/// What a device chose among its ways to compute, in choices.json.
+constexpr std::string_view device_choice = "device.";
 
 /// The first lines in which two texts differ; both empty where they do not.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
@@ -60,12 +67,14 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   check_same_data();
   if (folder_)
     if (const std::optional<Config> before = stored_config(folder_->path(), fs_)) check_resumable(*before, config_);
-  trainer_ = std::make_unique<Trainer>(rank_, decided(), &world_);
+  replay_choices();
+  const Config decided_config = decided();
+  in_memory([&] { trainer_ = std::make_unique<Trainer>(rank_, decided_config, &world_); });
   loader_ = std::make_unique<Loader>(data_.train, trainer_->loader_settings(), trainer_->share());
   resume();
   if (world_.rank() == 0) progress_ = std::make_unique<Progress>(config_.train.max_steps, trainer_->steps_done(), log_.get(), progress);
   print_run();
-  trainer_->rehearse(data_.train->info().longest);
+  in_memory([&] { trainer_->rehearse(data_.train->info().longest); });
   check_kernels();
   world_.barrier({MessageKind::control, trainer_->steps_done(), -1, -1});  // all ranks measure at once: what they reach together
   peak_flops_ = sum_over(world_, rank_, measure_peak_flops(rank_, config_.dtype()) * processor_share(world_, rank_));
@@ -120,6 +129,15 @@ Config Session::decided() {
   notes_.push_back(decision.line);
   choices_ = decision.choices;
   return with_decision(config_, decision);
+}
+
+void Session::in_memory(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const OutOfMemoryError& error) {
+    if (world_.size() > 1) throw;
+    throw OutOfMemoryError(error.what() + memory_advice(rank_, config_, data_.train->info().longest));
+  }
 }
 
 int Session::agree_on_signal(int own) {
@@ -228,11 +246,36 @@ void Session::print_kernels() {
   const auto old_set = before.find("instruction_set");
   if (old_set != before.end() && old_set->second != choices["instruction_set"])
     say(fmt::format("note: this run began with {} kernels and goes on with {}: rounding differs from here", old_set->second, choices["instruction_set"]));
-  folder_->store_choices(choices);
+  choices["device"] = std::string(rank_.accelerator() == nullptr ? "cpu" : "cuda");
+  const auto old_device = before.find("device");
+  if (old_device != before.end() && old_device->second != choices["device"])
+    say(fmt::format("note: this run began on {} and goes on on {}: rounding differs from here", old_device->second, choices["device"]));
+  for (const auto& [key, value] : before)  // of products that have not come up yet
+    if (key.starts_with(device_choice)) choices.emplace(key, value);
+  stored_choices_ = std::move(choices);
+  folder_->store_choices(stored_choices_);
+  store_device_choices();
   say("kernels: " + kernels);
 }
 
+void Session::replay_choices() {
+  if (rank_.accelerator() == nullptr || !folder_) return;
+  Accelerator::Choices recorded;
+  for (const auto& [key, value] : folder_->choices())
+    if (key.starts_with(device_choice)) recorded.emplace(key.substr(device_choice.size()), value);
+  rank_.accelerator()->replay(std::move(recorded));
+}
+
+void Session::store_device_choices() {
+  if (rank_.accelerator() == nullptr || !folder_) return;
+  for (const std::string& note : rank_.accelerator()->take_notes()) say("note: " + note);
+  const std::map<std::string, std::string> before = stored_choices_;
+  for (const auto& [key, value] : rank_.accelerator()->choices()) stored_choices_[std::string(device_choice) + key] = value;
+  if (stored_choices_ != before) folder_->store_choices(stored_choices_);
+}
+
 void Session::print_memory() {
+  if (rank_.accelerator() != nullptr) return print_device_memory();
   // After the rehearsal the process holds what training takes: the allocator gives nothing back. What no category accounts for lies between
   // the allocator's blocks, or is the loader's and the threads' own.
   std::string table = "memory:";
@@ -250,16 +293,31 @@ void Session::print_memory() {
                   ranks.size() > 1 ? fmt::format(" on rank 0 (by rank: {})", fmt::join(ranks, ", ")) : ""));
 }
 
+void Session::print_device_memory() {
+  const Accelerator& device = *rank_.accelerator();
+  std::string table = fmt::format("memory of {}:", to_string(rank_.device()));
+  int64_t named = 0;
+  for (int c = 0; c < category_count; ++c) {
+    const int64_t peak = rank_.allocator().counters(static_cast<Category>(c)).peak;
+    if (peak == 0) continue;
+    table += fmt::format(" {} {},", name_of(static_cast<Category>(c)), mebibytes(peak));
+    named += peak;
+  }
+  const int64_t reserved = rank_.allocator().reserved();
+  say(fmt::format("{} gaps {}; in all {} of {}, {} free; of the machine: {}", table, mebibytes(std::max<int64_t>(reserved - named, 0)), mebibytes(reserved),
+                  mebibytes(device.memory_bytes()), mebibytes(device.free_bytes()), mebibytes(resident_bytes())));
+}
+
 Evaluation Session::evaluate() {
   if (progress_) progress_->task("evaluating", 0);
   return trainer_->evaluate(data_.held_out, config_.eval.steps);
 }
 
-StepMetrics Session::metrics_of(const LoadedStep& batch, const StepResult& result) {
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step_start_).count();
+StepMetrics Session::metrics_of(const Awaited& step, const StepResult& result) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - std::max(step.begun, reported_)).count();
   StepMetrics metrics;
   metrics.step = result.step;
-  metrics.epoch = batch.plan.epoch;
+  metrics.epoch = step.epoch;
   metrics.loss = result.loss;
   metrics.valid_tokens = result.valid_tokens;
   metrics.tokens = result.tokens;
@@ -275,28 +333,50 @@ StepMetrics Session::metrics_of(const LoadedStep& batch, const StepResult& resul
   metrics.tokens_per_s = static_cast<double>(result.tokens) / seconds;
   const double reached = step_flops(config_.model, result.tokens, result.useful_pairs) / seconds;
   if (reached > peak_flops_)  // the first probe was disturbed; ranks do not meet for another one
-    peak_flops_ = std::max(peak_flops_, world_.size() == 1 ? measure_peak_flops(rank_, config_.dtype()) : reached);
+    peak_flops_ = std::max(peak_flops_, world_.size() == 1 && rank_.accelerator() == nullptr ? measure_peak_flops(rank_, config_.dtype()) : reached);
   metrics.peak_share_useful = reached / peak_flops_;
   metrics.peak_share_causal = step_flops(config_.model, result.tokens, result.causal_pairs) / seconds / peak_flops_;
   metrics.resident_bytes = resident_bytes();
   if (result.skipped && result.valid_tokens > 0) {
     ++non_finite_steps_;
-    for (const std::string& name : trainer_->optimizer().non_finite()) metrics.non_finite += (metrics.non_finite.empty() ? "" : ", ") + name;
-    if (metrics.non_finite.empty()) metrics.non_finite = "loss";
+    metrics.non_finite = result.non_finite;
   }
   return metrics;
 }
 
-void Session::record(const LoadedStep& batch, const StepResult& result) {
-  StepMetrics metrics = metrics_of(batch, result);
-  const bool last = result.step >= config_.train.max_steps || upcoming_.empty();
+Session::Awaited Session::awaited(const LoadedStep& batch) const {
+  return {batch.plan.epoch, trainer_->steps_done() >= config_.train.max_steps || upcoming_.empty(), step_start_};
+}
+
+bool Session::evaluates_after(int64_t step, bool last) const { return data_.held_out && due(config_.eval.interval, step, last); }
+
+void Session::record(const LoadedStep& batch) {
+  awaited_.push_back(awaited(batch));
+  const int64_t step = trainer_->steps_done();
+  const bool last = awaited_.back().last, waits = rank_.accelerator() == nullptr || last || traces_ || evaluates_after(step, last) || saves_after(step);
+  report_submitted(waits ? 0 : 1);
+}
+
+void Session::record(const LoadedStep& batch, const StepResult& result) { report(awaited(batch), result); }
+
+void Session::report_submitted(int64_t left) {
+  while (trainer_->submitted() > left) {
+    const StepResult result = trainer_->collect();
+    const Awaited step = awaited_.front();
+    awaited_.pop_front();
+    report(step, result);
+  }
+}
+
+void Session::report(const Awaited& step, const StepResult& result) {
+  StepMetrics metrics = metrics_of(step, result);
   if (progress_) progress_->step(result.step);
-  if (data_.held_out && due(config_.eval.interval, result.step, last)) {
+  if (evaluates_after(result.step, step.last)) {
     const Evaluation evaluation = evaluate();
     metrics.eval_loss = evaluation.loss;
     metrics.eval_bits_per_byte = evaluation.bits_per_byte;
   }
-  if (result.step == 1 || due(config_.metrics.log_interval, result.step, last) || metrics.eval_loss || result.skipped) {
+  if (result.step == 1 || due(config_.metrics.log_interval, result.step, step.last) || metrics.eval_loss || result.skipped) {
     metrics.resident_bytes = static_cast<int64_t>(sum_over(world_, rank_, static_cast<double>(metrics.resident_bytes)));
     if (folder_) folder_->append_metrics(metrics);
     if (progress_) progress_->logged(metrics);
@@ -305,16 +385,19 @@ void Session::record(const LoadedStep& batch, const StepResult& result) {
       say(result.valid_tokens == 0 ? fmt::format("step {}: every target of the batch is ignored: no weight changed", result.step)
                                    : fmt::format("step {}: not finite; no weight changed ({} such steps so far)", result.step, non_finite_steps_));
   }
-  if (config_.checkpoint.interval > 0 && result.step % config_.checkpoint.interval == 0) save();
+  if (saves_after(result.step)) save();
+  reported_ = std::chrono::steady_clock::now();
 }
 
 void Session::save() {
+  store_device_choices();
   if (folder_) folder_->sync_metrics();  // the record must not be older than the checkpoint after a power loss
   save_training_state(fs_, config_.run.dir, *trainer_, state_, *data_.train, config_.checkpoint.keep_last_n);
   saved_step_ = trainer_->steps_done();
 }
 
 void Session::finish(int signal) {
+  report_submitted(0);
   if (saved_step_ != trainer_->steps_done()) save();
   if (progress_) progress_->finish();
   if (signal != 0)

@@ -1,6 +1,8 @@
 // One training run in its folder, by one rank or by many: opens or resumes it, feeds the loop, records what the steps did, and saves.
 #pragma once
 #include <chrono>
+#include <deque>
+#include <functional>
 #include <memory>
 
 #include "run/data_source.h"
@@ -26,15 +28,21 @@ class Session {
   int agree_on_signal(int own);
   /// The next step's microbatches; empty when max_steps are done or the last epoch is over.
   LoadedStep next_batch();
-  /// After each step: metrics, evaluation and checkpoint where they are due.
+  /// After each step that was submitted: metrics, evaluation and checkpoint where they are due. A device's steps are collected and recorded one late, so
+  /// that it never waits for the host, but for the last one and where an evaluation or a checkpoint is due.
+  void record(const LoadedStep& batch);
+  /// The same after a step that was collected.
   void record(const LoadedStep& batch, const StepResult& result);
-  /// After the loop. `signal` says which one stopped it, 0 for none. Saves unless this step is saved already; says how to resume a stopped run.
+  /// After the loop. `signal` says which one stopped it, 0 for none. Collects what is left, saves unless this step is saved already; says how to resume a
+  /// stopped run.
   void finish(int signal);
 
  private:
   void check_same_config();
   /// The config with what `auto` stands for.
   Config decided();
+  /// Calls `part`; where memory does not suffice, the error also says what would fit.
+  void in_memory(const std::function<void()>& part);
   void check_same_data();
   void say(std::string_view line);
   void resume();
@@ -43,9 +51,25 @@ class Session {
   /// What the ranks do in a step, as text in the run folder.
   void store_schedule();
   void check_kernels();
+  /// What a device chooses among ways to compute that differ in bits: made again as the run folder has it, and kept there.
+  void replay_choices();
+  void store_device_choices();
   void print_kernels();
   void print_memory();
-  StepMetrics metrics_of(const LoadedStep& batch, const StepResult& result);
+  void print_device_memory();
+  using Time = std::chrono::steady_clock::time_point;
+  /// What a step that was submitted is recorded with.
+  struct Awaited {
+    int64_t epoch = 0;
+    bool last = false;
+    Time begun;
+  };
+  Awaited awaited(const LoadedStep& batch) const;
+  bool saves_after(int64_t step) const { return config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0; }
+  bool evaluates_after(int64_t step, bool last) const;
+  void report(const Awaited& step, const StepResult& result);
+  void report_submitted(int64_t left);
+  StepMetrics metrics_of(const Awaited& step, const StepResult& result);
   Evaluation evaluate();
   void save();
 
@@ -67,9 +91,11 @@ class Session {
   std::vector<std::string> notes_;
   std::map<std::string, std::string> kernels_;  ///< of all ranks
   std::map<std::string, std::string> choices_;  ///< besides kernels
+  std::map<std::string, std::string> stored_choices_;  ///< as choices.json has them
   double peak_flops_ = 0;
   int64_t saved_step_ = -1, non_finite_steps_ = 0;
-  std::chrono::steady_clock::time_point step_start_;
+  Time step_start_, reported_;
+  std::deque<Awaited> awaited_;  ///< of the steps that are submitted
 };
 
 }  // namespace quire

@@ -12,6 +12,7 @@
 #include "run/context_costs.h"
 #include "run/metrics.h"
 #include "run/pipeline_stages.h"
+#include "run/rank_options.h"
 
 namespace quire {
 
@@ -72,6 +73,7 @@ double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs) {
 Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
     : rank_(rank), config_(config), alone_(world == nullptr ? single_communicator() : nullptr),
       groups_(make_groups(world == nullptr ? *alone_ : *world, mesh_shape(config))), schedule_(schedule_of(config)) {
+  check_device(rank, config.dtype(), groups_.world->size());
   PipelineStages stages = pipeline_stages(config);
   model_ = std::make_unique<Model>(rank, config.model, config.dtype(), true, stages.held_by(groups_.place.pp));
   optimizer_ = std::make_unique<AdamW>(rank, model_->parameters(), adamw_options(config));
@@ -110,6 +112,7 @@ void Trainer::begin_step() {
   model_->parameters().zero_gradients(rank_);
   fill_zero(rank_, loss_sum_);
   losses_.clear();
+  device_losses_ = {};
   reduced_ = false;
   current_ = {};
   current_.step = steps_done_ + 1;
@@ -148,7 +151,8 @@ void Trainer::forward_backward(const LoadedStep& batch) {
     check_tokens(host.tokens, config_.model.vocab_size);
     count_microbatch(host);
   }
-  if (rank_.computes()) loss_gradient_.data<double>()[0] = batch.plan.valid > 0 ? 1.0 / static_cast<double>(batch.plan.valid) : 0.0;
+  const double loss_gradient = batch.plan.valid > 0 ? 1.0 / static_cast<double>(batch.plan.valid) : 0.0;
+  write<double>(rank_, loss_gradient_, std::span(&loss_gradient, 1));
   PipelineWork work;
   work.microbatches = batch.microbatches;
   work.step = current_.step;
@@ -161,6 +165,11 @@ void Trainer::forward_backward(const LoadedStep& batch) {
   reducer_->begin_step(count, current_.step);
   pipeline_->train(work);
   current_.computed_pairs += pipeline_->take_forward_pairs();
+  if (rank_.accelerator() != nullptr) {
+    device_losses_ = work.losses;
+    return;
+  }
+  if (!rank_.computes()) return;
   // Every rank gets all losses and adds them in one order: the sum's bits are those of one process.
   const auto rows = static_cast<int64_t>(batch.plan.rows.size()), size = config_.train.microbatch_size;
   const bool alone = groups_.replicas->size() == 1;
@@ -214,42 +223,64 @@ void Trainer::combine(const Tensor& squares) {
   groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, current_.step, -1, -1});
   values = sums.to_vector<double>();
 
-  std::copy_n(values.begin(), parameters, squares.data<double>());
+  write<double>(rank_, squares, std::span(values).first(static_cast<size_t>(parameters)));
   double loss = 0;
   for (size_t i = 0; i < losses_.size(); ++i) loss += values[static_cast<size_t>(parameters) + i];
-  loss_sum_.data<double>()[0] = loss;
+  write<double>(rank_, loss_sum_, std::span(&loss, 1));
   for (size_t i = 0; i < std::size(counts); ++i) *counts[i] = static_cast<int64_t>(values[codes + static_cast<size_t>(ranks) + i]);
-  current_.computed_pairs /= config_.model.n_heads;
   if (total_cost_ > 0) current_.balance = static_cast<double>(largest_cost_ * groups_.mesh.shape().cp) / static_cast<double>(total_cost_);
   refuse_mismatches(std::span(values).subspan(codes, static_cast<size_t>(ranks)), fmt::format("step {} than the plan has; no weight was changed by this step", current_.step));
 }
 
-StepResult Trainer::update() {
+/// In ascending order, as `combine` adds them.
+void Trainer::add_losses() {
+  if (!device_losses_.defined()) return;
+  for (int64_t i = 0; i < device_losses_.elements(); ++i) accumulate(rank_, device_losses_.slice(0, i, i + 1), loss_sum_);
+}
+
+void Trainer::submit() {
   reduce_gradients();
-  const int64_t step = steps_done_ + 1;
   const Tensor squares = optimizer_->measure(rank_);
-  combine(squares);
-  StepResult result = current_;
-  result.learning_rate = schedule_.at(step);
-  if (result.valid_tokens == 0) {  // nothing was scored: no weight, moment or step of the optimizer may change
-    result.skipped = true;
+  if (rank_.accelerator() != nullptr) add_losses();
+  else combine(squares);
+  current_.computed_pairs /= config_.model.n_heads;
+  Submitted step{current_, {}, {}};
+  step.result.learning_rate = schedule_.at(steps_done_ + 1);
+  if (step.result.valid_tokens == 0) {  // nothing was scored: no weight, moment or step of the optimizer may change
+    step.result.skipped = true;
   } else {
-    optimizer_->apply(rank_, loss_sum_, result.learning_rate);
-    const StepOutcome outcome = optimizer_->outcome();
-    result.gradient_norm = outcome.gradient_norm;
-    result.skipped = outcome.skipped;
-    result.loss = loss_sum_.to_vector<double>().at(0) / static_cast<double>(result.valid_tokens);
-    skipped_in_a_row_ = outcome.skipped ? skipped_in_a_row_ + 1 : 0;
-    if (skipped_in_a_row_ >= config_.train.max_non_finite_steps) {
-      std::string names;
-      for (const std::string& name : optimizer_->non_finite()) names += (names.empty() ? "" : ", ") + name;
-      fail<NonFiniteError>("train", "loss or gradients were not finite in {} steps in a row, up to step {} (loss {}); gradients not finite: {}; "
-                           "no weight was changed by them; lower optimizer.lr or look at the data", skipped_in_a_row_, step, result.loss,
-                           names.empty() ? "none" : few_names(names));
-    }
+    optimizer_->apply(rank_, loss_sum_, step.result.learning_rate);
+    step.loss = Readback(rank_, loss_sum_);
+    step.outcome = optimizer_->read_outcome(rank_);
   }
-  steps_done_ = step;
-  return result;
+  submitted_.push_back(std::move(step));
+  ++steps_done_;
+}
+
+StepResult Trainer::collect() {
+  if (submitted_.empty()) fail<StateError>("train", "no step is submitted whose result could be collected");
+  Submitted step = std::move(submitted_.front());
+  submitted_.pop_front();
+  StepResult& result = step.result;
+  if (!step.outcome.defined()) return result;
+  const StepOutcome outcome = optimizer_->outcome_of(step.outcome.values<double>());
+  result.gradient_norm = outcome.gradient_norm;
+  result.skipped = outcome.skipped;
+  result.loss = step.loss.values<double>().at(0) / static_cast<double>(result.valid_tokens);
+  std::string names;
+  for (const std::string& name : outcome.non_finite) names += (names.empty() ? "" : ", ") + name;
+  if (result.skipped) result.non_finite = names.empty() ? "loss" : names;
+  skipped_in_a_row_ = outcome.skipped ? skipped_in_a_row_ + 1 : 0;
+  if (skipped_in_a_row_ >= config_.train.max_non_finite_steps)
+    fail<NonFiniteError>("train", "loss or gradients were not finite in {} steps in a row, up to step {} (loss {}); gradients not finite: {}; "
+                         "no weight was changed by them; lower optimizer.lr or look at the data", skipped_in_a_row_, result.step, result.loss,
+                         names.empty() ? "none" : few_names(names));
+  return std::move(result);
+}
+
+StepResult Trainer::update() {
+  submit();
+  return collect();
 }
 
 StepResult Trainer::step(const LoadedStep& batch) {
@@ -260,11 +291,8 @@ StepResult Trainer::step(const LoadedStep& batch) {
 
 Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps) {
   Loader loader(corpus, evaluation_settings(loader_settings()), share());
-  const int64_t ranks = groups_.world->size();
-  const Tensor sums = Tensor::zeros(rank_, {2 + ranks}, DType::f64, Category::other);  // nats, scored targets, mismatches of each rank
-  const Tensor nats = sums.slice(0, 0, 1), one = Tensor::zeros(rank_, {1}, DType::f64, Category::other);
-  double* valid = sums.data<double>() + 1;
-  int64_t done = 0;
+  const Tensor nats = Tensor::zeros(rank_, {1}, DType::f64, Category::other), one = Tensor::zeros(rank_, {1}, DType::f64, Category::other);
+  int64_t valid = 0, done = 0;
   for (LoadedStep batch = loader.next_step(); !batch.empty(); batch = loader.next_step()) {
     PipelineWork work;
     work.microbatches = batch.microbatches;
@@ -272,18 +300,22 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
     work.hidden = [&](int64_t, const Tensor& hidden, const Microbatch& microbatch) {
       reduce(rank_, model_->losses(rank_, hidden, microbatch), 1, one);
       accumulate(rank_, one, nats);
-      *valid += static_cast<double>(microbatch.valid);
+      valid += microbatch.valid;
     };
     pipeline_->forward(work);
     if (steps > 0 && done == steps) break;
   }
   pipeline_->take_forward_pairs();
-  put_mismatch(std::span(valid + 1, static_cast<size_t>(ranks)));
-  groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, steps_done_, -1, -1});
+  std::vector<double> sums{nats.to_vector<double>().at(0), static_cast<double>(valid)};  // and mismatches of each rank
+  sums.resize(2 + static_cast<size_t>(groups_.world->size()));
+  put_mismatch(std::span(sums).subspan(2));
+  const Tensor global = Tensor::from<double>(rank_, {static_cast<int64_t>(sums.size())}, sums, Category::other);
+  groups_.world->all_reduce(rank_, global, Reduction::sum, {MessageKind::control, steps_done_, -1, -1});
+  sums = global.to_vector<double>();
   Evaluation result;
-  refuse_mismatches(std::span<const double>(valid + 1, static_cast<size_t>(ranks)), fmt::format("of the evaluation after step {} than the plan has", steps_done_));
-  result.nats = sums.to_vector<double>().at(0);
-  result.valid_tokens = static_cast<int64_t>(*valid);
+  refuse_mismatches(std::span<const double>(sums).subspan(2), fmt::format("of the evaluation after step {} than the plan has", steps_done_));
+  result.nats = sums[0];
+  result.valid_tokens = static_cast<int64_t>(sums[1]);
   if (result.valid_tokens > 0) result.loss = result.nats / static_cast<double>(result.valid_tokens);
   const CorpusTotals totals = corpus->totals();
   const bool whole = result.valid_tokens == totals.valid;

@@ -1,5 +1,6 @@
 // Training of one model, by one rank or by many: gradients of microbatches, updates, evaluation.
 #pragma once
+#include <deque>
 #include <optional>
 
 #include "data/loader.h"
@@ -28,6 +29,7 @@ struct StepResult {
   int64_t padding = 0;           ///< places of the rows that hold no token
   int64_t bytes_sent = 0;        ///< to other ranks, until the step's last collective; all ranks together
   double balance = 1;            ///< of context-parallel ranks: the busiest one's cost over the mean, of all microbatches
+  std::string non_finite;        ///< of a skipped step with targets: the gradients that were not finite, commas between; "loss" where it alone was not
 };
 
 /// A pass over held-out documents.
@@ -71,11 +73,19 @@ class Trainer {
   void forward_backward(const LoadedStep& batch);
   /// Sums gradients over uses and replicas; `update` does it where it was not done. Afterwards gradients[0] of each parameter is the step's.
   void reduce_gradients();
-  /// Combines what the ranks have, clips and updates the weights. Throws NonFiniteError after train.max_non_finite_steps skipped steps in a row,
-  /// naming the tensors; BoundaryError, on every rank and without an update, where a stage received other boundaries than the plan's.
+  /// Combines what the ranks have, clips and updates the weights: `submit`, then `collect`.
   StepResult update();
   /// All three.
   StepResult step(const LoadedStep& batch);
+
+  /// The update's first part: on a device it only says what is to be done, so that the next step may be begun before this one is over. Throws
+  /// BoundaryError, on every rank and without an update, where a stage received other boundaries than the plan's.
+  void submit();
+  /// What the oldest step did that was submitted and not collected; waits for it. Throws NonFiniteError after train.max_non_finite_steps skipped steps in
+  /// a row, naming the tensors, and what the device's work threw; StateError where there is none.
+  StepResult collect();
+  /// Steps submitted and not collected. Before weights are saved or evaluated they are collected, so that they are known to be right.
+  int64_t submitted() const { return static_cast<int64_t>(submitted_.size()); }
 
   /// Every document of `corpus` once, through the same packed path and layout. `steps` > 0 ends after that many global batches. Throws BoundaryError as
   /// `update` does.
@@ -93,6 +103,8 @@ class Trainer {
   void count_microbatch(const HostBatch& host);
   /// This step's sums over all ranks, in place: one collective.
   void combine(const Tensor& squares);
+  /// The sum of the step's losses, where they never leave the device.
+  void add_losses();
   /// This rank's mismatch since the last call, as a code in its place of `codes` [ranks].
   void put_mismatch(std::span<double> codes);
   /// Throws BoundaryError for the one at the first stage.
@@ -111,7 +123,13 @@ class Trainer {
   Schedule schedule_;
   Tensor loss_sum_, loss_gradient_;  ///< [1] f64
   std::vector<double> losses_;       ///< of the step's microbatches, all replicas, in ascending order
+  Tensor device_losses_;             ///< [microbatches] f64: instead of them on a device
   StepResult current_;
+  struct Submitted {
+    StepResult result;
+    Readback loss, outcome;  ///< undefined where no target was scored
+  };
+  std::deque<Submitted> submitted_;
   int64_t largest_cost_ = 0, total_cost_ = 0;  ///< of context ranks: sums over microbatches
   int64_t sent_before_ = 0;
   bool reduced_ = false;             ///< this step's gradients are

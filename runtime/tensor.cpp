@@ -102,6 +102,33 @@ std::vector<T> Tensor::to_vector() const {
   return values;
 }
 
+namespace {
+
+void check_range(const Tensor& tensor, int64_t begin, size_t size) {
+  require_contiguous("tensor", tensor);
+  if (begin < 0 || begin > tensor.bytes() || static_cast<int64_t>(size) > tensor.bytes() - begin)
+    fail<ShapeError>("tensor", "bytes [{}, {}) of {}", begin, begin + static_cast<int64_t>(size), describe(tensor));
+}
+
+}  // namespace
+
+void Tensor::to_host(int64_t begin, std::span<std::byte> into) const {
+  check_range(*this, begin, into.size());
+  if (storage_->device().kind == DeviceKind::null) fail<StateError>("tensor", "the null device holds no values");
+  if (into.empty()) return;
+  const char* const from = static_cast<const char*>(raw()) + begin;
+  if (storage_->accelerator() != nullptr) storage_->accelerator()->download(from, into.data(), static_cast<int64_t>(into.size()));
+  else std::memcpy(into.data(), from, into.size());
+}
+
+void Tensor::from_host(int64_t begin, std::span<const std::byte> bytes) const {
+  check_range(*this, begin, bytes.size());
+  if (storage_->device().kind == DeviceKind::null || bytes.empty()) return;
+  char* const to = static_cast<char*>(raw()) + begin;
+  if (storage_->accelerator() != nullptr) storage_->accelerator()->upload(bytes.data(), to, static_cast<int64_t>(bytes.size()));
+  else std::memcpy(to, bytes.data(), bytes.size());
+}
+
 template <class T>
 void write(Rank& rank, const Tensor& tensor, std::span<const T> values) {
   require_contiguous("write", tensor);

@@ -86,6 +86,11 @@ class Tensor {
   }
   /// Host copy of the values (contiguous order). Waits for a device's work; for tests, logs and files, never inside a step.
   template <class T> std::vector<T> to_vector() const;
+  /// Bytes [begin, begin + size) of a contiguous tensor, to and from host memory; for files. `to_host` waits for a device's work.
+  void to_host(int64_t begin, std::span<std::byte> into) const;
+  void from_host(int64_t begin, std::span<const std::byte> bytes) const;
+  /// Whether the values lie in host memory, where `raw` and `data` may be read.
+  bool on_host() const { return storage_->device().kind == DeviceKind::cpu; }
 
   /// Views. Throw ShapeError.
   Tensor reshape(const Shape& shape) const;                                  ///< contiguous tensors only

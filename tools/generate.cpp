@@ -11,6 +11,7 @@
 #include "model/generation.h"
 #include "run/machine.h"
 #include "run/model_source.h"
+#include "run/rank_options.h"
 #include "tools/output.h"
 
 namespace {
@@ -18,7 +19,7 @@ namespace {
 using namespace quire;
 
 struct Settings {
-  std::string model, weights, prompt, prompt_ids, dtype;
+  std::string model, weights, prompt, prompt_ids, dtype, device = "auto";
   GenerationOptions generation;
   int64_t samples = 1, threads = 0;
   bool has_prompt = false, ids = false, jsonl = false;
@@ -110,8 +111,11 @@ void run(const Settings& settings) {
   const std::vector<int32_t> prompt = prompt_tokens(settings, info, tokenizer.get());
   RankOptions options;
   options.threads = settings.threads > 0 ? static_cast<int>(settings.threads) : usable_processors();
+  const DType dtype = settings.dtype.empty() ? info.dtype : dtype_from(settings.dtype);
+  options.device = device_of(settings.device, dtype, 1, 0);
   Rank rank(options);
-  Model model(rank, info.model, settings.dtype.empty() ? info.dtype : dtype_from(settings.dtype), false);
+  check_device(rank, dtype, 1);
+  Model model(rank, info.model, dtype, false);
   source->load(rank, model);
   GenerationOptions generation = settings.generation;
   generation.end_tokens = info.eos;
@@ -150,6 +154,7 @@ int main(int argc, char** argv) {
   app.add_flag("--ids", settings.ids, "print token ids, prompt included, a line per sample");
   app.add_flag("--jsonl", settings.jsonl, "print a JSON object per sample: sample, prompt_tokens, end (end_token, tokens or context), ids, text");
   app.add_option("--dtype", settings.dtype, "f64, f32 or bf16; without: what it was trained in, or f32")->check(CLI::IsMember({"f64", "f32", "bf16"}));
+  app.add_option("--device", settings.device, "auto, cpu or cuda; auto: a CUDA device where there is one, for f32 and bf16")->capture_default_str()->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--threads", settings.threads, "0: every processor this process may use")->capture_default_str()->check(CLI::Range(0, 4096));
   try {
     app.parse(argc, argv);

@@ -25,9 +25,9 @@ void train(Communicator& world, LaunchBoard* board, const Config& config) {
     if (batch.empty()) break;
     if (board != nullptr) board->set_step(trainer.steps_done() + 1);
     trainer.begin_step();
-    trainer.forward_backward(batch);             // every microbatch, through the pipeline's schedule
-    const StepResult result = trainer.update();  // gradient norm, clipping, AdamW
-    session.record(batch, result);               // metrics, evaluation, checkpoint
+    trainer.forward_backward(batch);  // every microbatch, through the pipeline's schedule
+    trainer.submit();                 // gradient norm, clipping, AdamW
+    session.record(batch);            // metrics, evaluation, checkpoint
   }
 
   session.finish(stop);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "check.h"
+#include "device.h"
 #include "model/model.h"
 #include "ops/elementwise.h"
 
@@ -74,7 +75,15 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-inline Doubles widened(Rank& rank, const Tensor& tensor) { return cast(rank, tensor, DType::f64).to_vector<double>(); }
+inline Doubles widened(Rank&, const Tensor& tensor) {
+  const auto from = []<class T>(const std::vector<T>& values) {
+    Doubles wide;
+    for (const T value : values) wide.push_back(static_cast<double>(static_cast<float>(value)));
+    return wide;
+  };
+  if (tensor.dtype() == DType::f64) return tensor.to_vector<double>();
+  return tensor.dtype() == DType::f32 ? from(tensor.to_vector<float>()) : from(tensor.to_vector<bf16>());
+}
 
 inline Doubles logits_of(Rank& rank, Model& model, const Microbatch& microbatch, const ForwardOptions& options = {}) {
   Tape tape(rank, false);

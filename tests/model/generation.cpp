@@ -5,6 +5,7 @@
 #include <set>
 
 #include "check.h"
+#include "device.h"
 #include "model/generation.h"
 #include "model/huggingface.h"
 #include "runtime/file.h"
@@ -32,7 +33,7 @@ struct Setup {
   Rank rank;
   Model model;
   Setup(const ModelConfig& config, DType dtype, bool poison = true, int threads = 1)
-      : rank(RankOptions{.threads = threads, .poison = poison}), model(rank, config, dtype, dtype == DType::bf16) {  // bf16 weights are rounded from masters
+      : rank(on_device({.threads = threads, .poison = poison}, dtype)), model(rank, config, dtype, dtype == DType::bf16) {  // bf16 weights are rounded from masters
     model.initialize(rank, 5);
   }
 };
@@ -87,7 +88,7 @@ std::vector<double> cached_logits(Setup& setup, const std::vector<int32_t>& toke
 
 BOOST_AUTO_TEST_SUITE(generation)
 
-BOOST_AUTO_TEST_CASE(cached_logits_equal_those_of_the_uncached_pass) {
+BOOST_AUTO_TEST_CASE(cached_logits_equal_those_of_the_uncached_pass, *cpu_only()) {
   std::mt19937_64 random(1);
   for (const auto& [window, backend] : {std::pair<int64_t, std::string>{0, "block"}, {5, "block"}, {0, "dense"}, {1, "dense"}}) {
     ModelConfig config = small_config();
@@ -112,9 +113,9 @@ BOOST_AUTO_TEST_CASE(cached_logits_equal_those_of_the_uncached_pass) {
 
 BOOST_AUTO_TEST_CASE(greedy_text_is_the_argmax_of_uncached_passes) {
   std::mt19937_64 random(2);
-  for (const DType dtype : {DType::f64, DType::f32}) {
+  for (const DType dtype : device_dtypes({DType::f64, DType::f32})) {
     Setup setup(small_config(), dtype);
-    const auto prompts = random_prompts(random, 5, 61);
+    const auto prompts = random_prompts(random, on_cpu() ? 5 : 2, 61);
     GenerationOptions options;
     options.tokens = 50;  // the cache grows on the way
     options.temperature = 0;
@@ -123,10 +124,12 @@ BOOST_AUTO_TEST_CASE(greedy_text_is_the_argmax_of_uncached_passes) {
       std::vector<int32_t> tokens = prompts[s];
       BOOST_REQUIRE_EQUAL(texts[s].tokens.size(), 50u);
       BOOST_TEST((texts[s].end == GenerationEnd::tokens));
-      for (const int32_t token : texts[s].tokens) {
-        const std::vector<double> logits = last_logits(setup, tokens);
-        BOOST_REQUIRE_EQUAL(token, std::max_element(logits.begin(), logits.end()) - logits.begin());
-        tokens.push_back(token);
+      for (size_t i = 0; i < texts[s].tokens.size(); ++i) {
+        if (on_cpu() || i < 5 || i > 40) {
+          const std::vector<double> logits = last_logits(setup, tokens);
+          BOOST_REQUIRE_EQUAL(texts[s].tokens[i], std::max_element(logits.begin(), logits.end()) - logits.begin());
+        }
+        tokens.push_back(texts[s].tokens[i]);
       }
     }
   }
@@ -134,14 +137,15 @@ BOOST_AUTO_TEST_CASE(greedy_text_is_the_argmax_of_uncached_passes) {
 
 BOOST_AUTO_TEST_CASE(a_sequence_is_the_same_alone_and_beside_others_to_the_bit) {
   std::mt19937_64 random(3);
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+  for (const DType dtype : device_dtypes({DType::f64, DType::f32, DType::bf16}))
     for (const int64_t window : {0, 7}) {
+      if (!on_cpu() && (window == 0) == (dtype == DType::f32)) continue;
       ModelConfig config = small_config();
       config.sliding_window = {window};
       Setup setup(config, dtype);
-      const auto prompts = random_prompts(random, 7, 61);
+      const auto prompts = random_prompts(random, on_cpu() ? 7 : 4, 61);
       GenerationOptions options;
-      options.tokens = 60;
+      options.tokens = on_cpu() ? 60 : 20;
       options.end_tokens = {3, 17};  // sequences end at different steps, and the cache is packed anew without them
       const std::vector<Generated> together = generate(setup.rank, setup.model, prompts, options);
       std::set<size_t> lengths;
@@ -156,7 +160,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_is_the_same_alone_and_beside_others_to_the_bit) 
         own.first_sequence += 1000;
         if (alone.tokens.size() > 10) BOOST_TEST(generate(setup.rank, setup.model, {prompts[s]}, own).at(0).tokens != alone.tokens);
       }
-      BOOST_TEST(lengths.size() > 1u);
+      if (on_cpu()) BOOST_TEST(lengths.size() > 1u);
       Setup two(config, dtype, false, 2);
       const std::vector<Generated> threads = generate(two.rank, two.model, prompts, options);
       for (size_t s = 0; s < prompts.size(); ++s) BOOST_TEST(threads[s].tokens == together[s].tokens, boost::test_tools::per_element());
@@ -203,7 +207,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_ends_at_its_end_token_at_its_length_and_at_the_m
   BOOST_TEST(generate(setup.rank, setup.model, {}, options).empty());
 }
 
-BOOST_AUTO_TEST_CASE(sampling_keeps_to_its_options) {
+BOOST_AUTO_TEST_CASE(sampling_keeps_to_its_options, *cpu_only()) {
   std::mt19937_64 random(4);
   for (int trial = 0; trial < 50; ++trial) {
     std::vector<double> logits(40);
@@ -235,7 +239,7 @@ BOOST_AUTO_TEST_CASE(sampling_keeps_to_its_options) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(tokens_are_drawn_as_often_as_the_softmax_says) {
+BOOST_AUTO_TEST_CASE(tokens_are_drawn_as_often_as_the_softmax_says, *cpu_only()) {
   const std::vector<double> logits = {std::log(0.5), std::log(0.3), std::log(0.15), std::log(0.05)};
   const auto frequencies = [&](double temperature) {
     GenerationOptions options;
@@ -253,7 +257,7 @@ BOOST_AUTO_TEST_CASE(tokens_are_drawn_as_often_as_the_softmax_says) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_trained_model_continues_greedily_as_its_reference) {
+BOOST_AUTO_TEST_CASE(a_trained_model_continues_greedily_as_its_reference, *cpu_only()) {
   const std::string folder = std::string(QUIRE_SOURCE_ROOT) + "/../shared/cases/stories260K";
   if (!std::filesystem::exists(folder)) return;  // outside cases are not part of a checkout
   const nlohmann::json reference = nlohmann::json::parse(read_text(disk(), folder + "/import_check.json"));
@@ -286,7 +290,10 @@ BOOST_AUTO_TEST_CASE(wrong_prompts_and_options_are_refused) {
   check_error<ConfigError>([&] { run({1}, {.temperature = std::nan("")}); }, {"temperature"});
   check_error<ConfigError>([&] { run({1}, {.top_p = 0}); }, {"top_p"});
   check_error<ConfigError>([&] { run({1}, {.top_k = -2}); }, {"top_k", "-2"});
-  setup.model.parameters().find("norm.weight").value.data<float>()[3] = std::nanf("");
+  const Tensor gain = setup.model.parameters().find("norm.weight").value;
+  std::vector<float> values = gain.to_vector<float>();
+  values[3] = std::nanf("");
+  write<float>(setup.rank, gain, values);
   check_error<NonFiniteError>([&] { run({1}); }, {"not finite"});
   CachedAttention cache(setup.rank, setup.model.config(), DType::f32, 1, 4);
   const std::vector<int32_t> two = {1, 2};

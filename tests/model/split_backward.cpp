@@ -39,7 +39,7 @@ BOOST_AUTO_TEST_CASE(a_layer_is_computed_again_once_and_keeps_only_what_weight_g
       config.n_layers = 3;
       config.qk_norm = norms;
       config = config.resolved();
-      Rank rank(RankOptions{.poison = true});
+      Rank rank(on_device({.poison = true}));
       Model model(rank, config, DType::f32);
       model.initialize(rank, 1);
       const Batch batch = random_batch(random, {1, 40, 3, 64}, config.vocab_size);

@@ -85,6 +85,14 @@ inline ProgressOptions quiet() {
   return options;
 }
 
+/// One step as `train` takes it.
+inline void take_step(Session& session, const LoadedStep& batch) {
+  session.trainer().begin_step();
+  session.trainer().forward_backward(batch);
+  session.trainer().submit();
+  session.record(batch);
+}
+
 /// Trains until max_steps, or for `stop_after` steps of this call, then ends as a signal would.
 inline void run_training(const Config& config, int64_t stop_after = -1, FileSystem& fs = disk()) {
   Session session(config, fs, quiet());
@@ -92,7 +100,7 @@ inline void run_training(const Config& config, int64_t stop_after = -1, FileSyst
     if (done == stop_after) return session.finish(SIGTERM);
     const LoadedStep batch = session.next_batch();
     if (batch.empty()) break;
-    session.record(batch, session.trainer().step(batch));
+    take_step(session, batch);
   }
   session.finish(0);
 }
@@ -113,7 +121,7 @@ inline void train_as_rank(const Config& config, Communicator& world, int64_t sto
     if (hooks.before_step) hooks.before_step(session, world, done);
     const LoadedStep batch = session.next_batch();
     if (batch.empty()) break;
-    session.record(batch, session.trainer().step(batch));
+    take_step(session, batch);
   }
   session.finish(0);
 }
