@@ -113,12 +113,14 @@ void arrive(uint32_t address, int64_t expected_bytes) {
 
 void wait_for_phase(uint32_t address, int parity, uint32_t line) {
   MemoryBarrier& barrier = barrier_at(address);
-  const Quiet quiet;
   Block& b = block();
   b.current->line = line;
-  if (!barrier.under_way.empty() && next_random(b) % 2 == 0) land(b, barrier);  // early, or as late as anything can
-  if (barrier.phase != parity) return;
-  barrier.waiting.push_back(b.current);
+  {
+    const Quiet quiet;
+    if (!barrier.under_way.empty() && next_random(b) % 2 == 0) land(b, barrier);  // early, or as late as anything can
+    if (barrier.phase != parity) return;
+    barrier.waiting.push_back(b.current);
+  }
   wait_in(Operation::memory_barrier, line);
 }
 

@@ -91,6 +91,7 @@ void carry_out_oldest(Block& b, int warp) {
 }
 
 void carry_out(Meeting& meeting, int buffer) {
+  const Quiet quiet;
   Block& b = block();
   const int warp = b.current->warp;
   const size_t keep = meeting.value[buffer][b.current->lane].word[0];
@@ -147,10 +148,7 @@ const uint16_t* next_read_of_products(size_t groups, size_t index) {
 void finish_products(size_t groups, uint32_t line) {
   char* const order = &block().warp_order[static_cast<size_t>(block().current->warp)];
   release(order);
-  {
-    const Quiet quiet;
-    meet(all_lanes, Operation::warpgroup_product, line, LaneValue{{groups}}, carry_out);
-  }
+  meet(all_lanes, Operation::warpgroup_product, line, LaneValue{{groups}}, carry_out);
   acquire(order);  // when it returns, the whole warp's reads are over
 }
 
