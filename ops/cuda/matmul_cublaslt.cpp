@@ -8,6 +8,8 @@
 #include <map>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "ops/cuda/matmul.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/libraries.h"
@@ -130,7 +132,7 @@ struct Attribute {
   cublasLtMatmulAlgoConfigAttributes_t which;
   size_t bytes;
 };
-/// Everything that an algorithm's configuration holds.
+/// What the library has words for of an algorithm's configuration.
 constexpr Attribute attributes[] = {
   {"algorithm", CUBLASLT_ALGO_CONFIG_ID, 4},           {"tile", CUBLASLT_ALGO_CONFIG_TILE_ID, 4},          {"stages", CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
   {"split_k", CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},     {"reduction", CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}, {"swizzle", CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
@@ -138,11 +140,12 @@ constexpr Attribute attributes[] = {
 };
 using Configuration = std::array<uint32_t, std::size(attributes)>;
 
-Configuration configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
+/// Nothing where the library does not know the algorithm.
+std::optional<Configuration> configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
   Configuration values{};
   for (size_t i = 0; i < values.size(); ++i) {
     size_t written = 0;
-    check_cublas(cublaslt().cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attributes[i].which, &values[i], attributes[i].bytes, &written), "cublasLtMatmulAlgoConfigGetAttribute");
+    if (cublaslt().cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attributes[i].which, &values[i], attributes[i].bytes, &written) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   }
   return values;
 }
@@ -150,20 +153,30 @@ Configuration configuration_of(const cublasLtMatmulAlgo_t& algorithm) {
 /// Sums are taken in one order, and wait for no other block's.
 bool sums_in_one_piece(const Configuration& values) { return values[3] <= 1 && values[4] == CUBLASLT_REDUCTION_SCHEME_NONE; }
 
-/// The words of a recorded choice: `library=130100 device=90 algorithm=66 tile=18 ...`, or `hand-written`.
-std::optional<Configuration> parse(std::string_view text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return std::nullopt;
-  text.remove_prefix(prefix.size());
-  Configuration values{};
-  for (size_t i = 0; i < values.size(); ++i) {
-    const std::string start = fmt::format(" {}=", attributes[i].name);
-    if (!text.starts_with(start)) return std::nullopt;
-    text.remove_prefix(start.size());
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), values[i]);
-    if (error != std::errc()) return std::nullopt;
-    text.remove_prefix(static_cast<size_t>(end - text.data()));
+/// A choice as it is recorded: `library=130100 device=90 algorithm=66 tile=18 ... data=<64 bytes>`. The words are for people; the bytes, which the library lets be
+/// stored for its own version, hold what it does not give words for.
+std::string text_of(const std::string& prefix, const cublasLtMatmulAlgo_t& algorithm, const Configuration& values) {
+  std::string text = prefix;
+  for (size_t i = 0; i < values.size(); ++i) text += fmt::format(" {}={}", attributes[i].name, values[i]);
+  return text + fmt::format(" data={:016x}", fmt::join(algorithm.data, ""));
+}
+
+/// The algorithm of a record; nothing where it is of another library or device, or not whole.
+std::optional<cublasLtMatmulAlgo_t> parse(const std::string& text, const std::string& prefix) {
+  constexpr size_t digits = 16;
+  const std::string start = " data=";
+  const size_t at = text.find(start);
+  cublasLtMatmulAlgo_t algorithm{};
+  if (!text.starts_with(prefix + " ") || at == std::string::npos || text.size() - at - start.size() != digits * std::size(algorithm.data)) return std::nullopt;
+  const char* word = text.data() + at + start.size();
+  for (uint64_t& value : algorithm.data) {
+    const auto [end, error] = std::from_chars(word, word + digits, value, 16);
+    if (error != std::errc() || end != word + digits) return std::nullopt;
+    word = end;
   }
-  return text.empty() ? std::optional(values) : std::nullopt;
+  const std::optional<Configuration> values = configuration_of(algorithm);
+  if (!values || text_of(prefix, algorithm, *values) != text) return std::nullopt;
+  return algorithm;
 }
 
 constexpr const char* hand_written = "hand-written";
@@ -231,24 +244,12 @@ class Library final : public CudaExtension {
     cublasLtMatmulHeuristicResult_t needs{};
     return check(Problem::usual(form), algorithm, needs) == CUBLAS_STATUS_SUCCESS && needs.workspaceSize <= static_cast<size_t>(workspace_bytes);
   }
-  Choice described(const cublasLtMatmulAlgo_t& algorithm, const Configuration& values) const {
-    std::string text = prefix_;
-    for (size_t i = 0; i < values.size(); ++i) text += fmt::format(" {}={}", attributes[i].name, values[i]);
-    return {text, algorithm};
-  }
-
-  /// What a record says; nothing where it is of another library or device, or not an algorithm that they have.
+  /// What a record says; nothing where it is of another library or device, or not an algorithm that sums in one piece and that they have.
   std::optional<Choice> again(const Form& form, const std::string& text) const {
     if (text == hand_written) return Choice{text, std::nullopt};
-    const std::optional<Configuration> values = parse(text, prefix_);
-    if (!values || !sums_in_one_piece(*values)) return std::nullopt;
-    const cudaDataType_t type = form.type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F, c_type = form.c_type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
-    cublasLtMatmulAlgo_t algorithm{};
-    if (cublaslt().cublasLtMatmulAlgoInit(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, c_type, c_type, static_cast<int>(values->front()), &algorithm) != CUBLAS_STATUS_SUCCESS)
-      return std::nullopt;
-    for (size_t i = 1; i < values->size(); ++i)
-      if (cublaslt().cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attributes[i].which, &(*values)[i], attributes[i].bytes) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
-    return runs(form, algorithm) ? std::optional(described(algorithm, *values)) : std::nullopt;
+    const std::optional<cublasLtMatmulAlgo_t> algorithm = parse(text, prefix_);
+    if (!algorithm || !sums_in_one_piece(*configuration_of(*algorithm)) || !runs(form, *algorithm)) return std::nullopt;
+    return Choice{text, algorithm};
   }
 
   /// The library's first that sums in one piece.
@@ -262,7 +263,8 @@ class Library final : public CudaExtension {
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
     for (const auto& result : std::span(results).first(static_cast<size_t>(count))) {
       if (result.state != CUBLAS_STATUS_SUCCESS) continue;
-      if (const Configuration values = configuration_of(result.algo); sums_in_one_piece(values) && runs(form, result.algo)) return described(result.algo, values);
+      const std::optional<Configuration> values = configuration_of(result.algo);
+      if (values && sums_in_one_piece(*values) && runs(form, result.algo)) return Choice{text_of(prefix_, result.algo, *values), result.algo};
     }
     return std::nullopt;
   }

@@ -1,5 +1,6 @@
 // Matrix products through cuBLASLt: one algorithm per form, types, n and k; choices that are recorded and made again; what the library refuses.
 #include <cublasLt.h>
+#include <fmt/format.h>
 
 #include "cuda/matmul_kernels.h"
 #include "runtime/cuda/libraries.h"
@@ -88,7 +89,9 @@ BOOST_AUTO_TEST_CASE(there_is_one_choice_for_all_rows_and_strides) {
                                                "matmul.tn.bf16.f32.n=24.k<=64"}),
              boost::test_tools::per_element());
   const std::string& text = choices.at("matmul.nt.bf16.bf16.n=24.k=40");
-  BOOST_TEST(text == fmt::format("library={} device=90 algorithm=66 tile=18 stages=4 split_k=1 reduction=0 swizzle=0 custom=0 inner=0 cluster=0", cublaslt().cublasLtGetVersion()));
+  const std::string words = fmt::format("library={} device=90 algorithm=66 tile=18 stages=4 split_k=1 reduction=0 swizzle=0 custom=0 inner=0 cluster=0 data=", cublaslt().cublasLtGetVersion());
+  BOOST_TEST(text.substr(0, words.size()) == words);
+  BOOST_TEST(text.size() == words.size() + 2 * sizeof(cublasLtMatmulAlgo_t));
   BOOST_TEST(rank->accelerator()->take_notes().empty());
 }
 
@@ -118,27 +121,36 @@ BOOST_AUTO_TEST_CASE(records_of_another_library_or_device_are_refused_with_a_not
   product<float, float>(*first, {20, 24, 40}, forms[1]);
   const Choices made = choices_of(*first);
   const auto& [key, good] = *made.begin();
-  const std::string library = fmt::format("library={}", cublaslt().cublasLtGetVersion());
-  for (const std::string& bad :
-       {replaced(good, library, "library=120800"), replaced(good, "device=90", "device=80"), replaced(good, "algorithm=66", "algorithm=7"), replaced(good, "split_k=1", "split_k=4"),
-        replaced(good, "reduction=0", "reduction=2"), replaced(good, "custom=0", "custom=64"), replaced(good, "tile=18", "tile=x"), replaced(good, " stages=4", ""), good + " more=1",
-        std::string("nonsense"), std::string()}) {
+  const std::string library = fmt::format("library={}", cublaslt().cublasLtGetVersion()), nothing(128, '0');
+  std::vector<std::string> bad = {replaced(good, library, "library=120800"), replaced(good, "device=90", "device=80"), replaced(good, "tile=18", "tile=19"), replaced(good, " stages=4", ""),
+                                  good + "0", good.substr(0, good.size() - 1), replaced(good, "data=", "data"), good.substr(0, good.find("data=") + 5) + nothing,
+                                  good.substr(0, good.size() - 1) + "x", "nonsense", ""};
+  // Whole records of algorithms that split k, and that need more room than there is.
+  using Change = std::pair<cublasLtMatmulAlgoConfigAttributes_t, uint32_t>;
+  for (const auto& [attribute, value] : {Change{CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, Change{CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 2}, Change{CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 64}}) {
+    cublasLtMatmulAlgo_t algorithm{};
+    for (size_t word = 0; word < 8; ++word) algorithm.data[word] = std::stoull(good.substr(good.find("data=") + 5 + 16 * word, 16), nullptr, 16);
+    BOOST_TEST(cublaslt().cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof value) == CUBLAS_STATUS_SUCCESS);
+    const char* const word = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? "split_k=" : attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME ? "reduction=" : "custom=";
+    std::string text = good.substr(0, good.find("data=") + 5);
+    text.replace(text.find(word), std::string(word).size() + 1, word + std::to_string(value));
+    bad.push_back(text + fmt::format("{:016x}", fmt::join(algorithm.data, "")));
+  }
+  for (const std::string& record : bad) {
     const auto rank = device_rank();
-    rank->accelerator()->replay({{key, bad}});
+    rank->accelerator()->replay({{key, record}});
     product<float, float>(*rank, {20, 24, 40}, forms[1]);
-    BOOST_TEST(choices_of(*rank).at(key) == good, bad);
+    BOOST_TEST(choices_of(*rank).at(key) == good, record);
     const std::vector<std::string> notes = rank->accelerator()->take_notes();
-    BOOST_REQUIRE_EQUAL(notes.size(), 1u);
-    for (const std::string& part : {key, "`" + bad + "`", library}) BOOST_TEST(notes.front().find(part) != std::string::npos, notes.front());
+    BOOST_TEST_REQUIRE(notes.size() == 1u, record);
+    for (const std::string& part : {key, "`" + record + "`", library}) BOOST_TEST(notes.front().find(part) != std::string::npos, notes.front());
     BOOST_TEST(rank->accelerator()->take_notes().empty());
   }
-  for (const char* call : {"cublasLtMatmulAlgoInit", "cublasLtMatmulAlgoCheck"}) {
-    const auto rank = device_rank();
-    rank->accelerator()->replay({{key, good}});
-    emulation::fail_call(call, 1, CUBLAS_STATUS_NOT_SUPPORTED);
-    product<float, float>(*rank, {20, 24, 40}, forms[1]);
-    BOOST_TEST(rank->accelerator()->take_notes().size() == 1u);
-  }
+  const auto rank = device_rank();
+  rank->accelerator()->replay({{key, good}});
+  emulation::fail_call("cublasLtMatmulAlgoCheck", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  product<float, float>(*rank, {20, 24, 40}, forms[1]);
+  BOOST_TEST(rank->accelerator()->take_notes().size() == 1u);
 }
 
 BOOST_AUTO_TEST_CASE(without_an_algorithm_a_hand_written_kernel_runs_and_is_recorded) {
