@@ -186,6 +186,20 @@ void check_context(Config& config, const ConfigPlaces& places, const std::string
   }
 }
 
+/// What a CUDA device does not do yet. Needs the resolved schedule.
+void check_device(const Config& config, const ConfigPlaces& places, const std::string& name) {
+  if (config.run.device != "cuda") return;
+  const std::string place = place_of(places, "run.device", name);
+  const MeshShape mesh = mesh_shape(config);
+  if (const int64_t ranks = mesh.pp * mesh.dp * mesh.cp * mesh.tp; ranks > 1)
+    fail<ConfigError>(place, "run.device is \"cuda\" with {} ranks (pp {}, dp {}, cp {}, tp {}): exchanges between devices are not there yet; allowed: 1 rank, or run.device = \"cpu\"",
+                      ranks, mesh.pp, mesh.dp, mesh.cp, mesh.tp);
+  if (config.train.mixed_precision == "f64")
+    fail<ConfigError>(place, "run.device is \"cuda\" but train.mixed_precision is \"f64\"; allowed there: \"f32\" or \"bf16\", or run.device = \"cpu\"");
+  if (config.model.attention_backend == "dense")
+    fail<ConfigError>(place, "run.device is \"cuda\" but model.attention_backend is \"dense\", the CPU's reference; allowed there: \"block\", or run.device = \"cpu\"");
+}
+
 void check_data(const Config& config, const ConfigPlaces& places, const std::string& name) {
   const Config::Data& data = config.data;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
@@ -248,6 +262,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   check_schedule(config, places, name);
   check_pipeline(config, places, name, reads_files);
   check_context(config, places, name);
+  check_device(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {
     const ConfigSlot slot = key.slot(config);

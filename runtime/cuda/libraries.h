@@ -19,5 +19,7 @@ struct CublasLt {
 };
 /// Loads the library at the first call. Throws UnsupportedError where it is missing or too old.
 const CublasLt& cublaslt();
+/// Throws UnsupportedError (found, needed) for a version that is too old. `found` as cublasLtGetVersion says.
+void check_cublaslt_version(size_t found);
 
 }  // namespace quire

@@ -276,6 +276,17 @@ BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(what_a_cuda_device_does_not_do_is_refused) {
+  const std::string cuda = "[run]\ndevice = \"cuda\"\n";
+  parse(cuda + "[train]\nmixed_precision = \"bf16\"\n");
+  for (const char* layout : {"dp_replicate = 2", "pp = 2", "cp = 2"})
+    refused(cuda + "[distributed]\n" + layout + "\n", {"[test.toml:4]", "run.device is \"cuda\" with 2 ranks", "allowed: 1 rank, or run.device = \"cpu\""});
+  refused(cuda + "[train]\nmixed_precision = \"f64\"\n", {"[test.toml:4]", "mixed_precision is \"f64\"", "\"f32\" or \"bf16\""});
+  refused(cuda + "[model]\nattention_backend = \"dense\"\n", {"[test.toml:4]", "attention_backend is \"dense\"", "\"block\""});
+  for (const char* device : {"auto", "cpu"})  // which find the CPU for these
+    parse("[run]\ndevice = \"" + std::string(device) + "\"\n[distributed]\ndp_replicate = 2\n[train]\nmixed_precision = \"f64\"\n[model]\nattention_backend = \"dense\"\n");
+}
+
 BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
   const Config one = parse("[distributed]\ndp_shard = -1\n");
   BOOST_TEST((mesh_shape(one) == MeshShape{}));
