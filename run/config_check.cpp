@@ -187,7 +187,7 @@ void check_context(Config& config, const ConfigPlaces& places, const std::string
 }
 
 /// What a CUDA device does not do yet. Needs the resolved schedule.
-void check_device(const Config& config, const ConfigPlaces& places, const std::string& name) {
+void refuse_on_cuda(const Config& config, const ConfigPlaces& places, const std::string& name) {
   if (config.run.device != "cuda") return;
   const std::string place = place_of(places, "run.device", name);
   const MeshShape mesh = mesh_shape(config);
@@ -262,7 +262,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   check_schedule(config, places, name);
   check_pipeline(config, places, name, reads_files);
   check_context(config, places, name);
-  check_device(config, places, name);
+  refuse_on_cuda(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {
     const ConfigSlot slot = key.slot(config);

@@ -36,7 +36,8 @@ RankOptions rank_options(const Config& config) {
   const int local_size = std::max(announced.local_size, 1), processors = usable_processors();
   options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(processors / local_size, 1);
   options.first_processor = first_processor(config.run.pin_threads, options.threads, announced.local_rank, local_size, affine_processors());
-  options.device = device_of(config.run.device, config.dtype(), mesh_shape(config).ranks(), announced.local_rank);
+  const bool needs_cpu = config.run.device == "auto" && config.model.attention_backend == "dense";  // which is the CPU's reference
+  options.device = device_of(needs_cpu ? "cpu" : config.run.device, config.dtype(), mesh_shape(config).ranks(), announced.local_rank);
   options.memory_limit = config.run.memory_limit;
   options.instruction_set = config.run.instruction_set;
   for (const std::string& choice : config.run.kernels) {
