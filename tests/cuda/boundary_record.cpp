@@ -55,6 +55,15 @@ BOOST_AUTO_TEST_CASE(one_byte_anywhere_raises_the_flag) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(control_a_comparison_that_leaves_the_last_bytes_out_is_seen) {
+  DeviceRank rank;
+  std::vector<uint8_t> expected(70), found(70);
+  found.back() = 1;
+  BOOST_TEST(compare(rank, found, expected, 0, 7) == 7);
+  const emulation::Planted bug("boundary_record.last_bytes_ignored");
+  BOOST_TEST(compare(rank, found, expected, 0, 7) == 0);
+}
+
 BOOST_AUTO_TEST_CASE(the_first_comparison_that_failed_is_the_one_reported) {
   DeviceRank rank;
   Rank host;
