@@ -99,6 +99,7 @@ __device__ inline void consume(const MatmulResult<C>& c, Walk walk, Pipeline<col
       before = at.empty();
     }
     gpu::wgmma_wait<0>();
+    gpu::wgmma_settle(sum);
     if (lane == 0 && walk.rounds > 0) gpu::mbar_arrive(before);
     const TilePlace place = tile_place(tile, walk.down, walk.across);
     const int64_t row = place.row * rows + warp * 16 + lane / 4, column = place.column * columns + lane % 4 * 2;

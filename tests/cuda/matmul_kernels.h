@@ -144,28 +144,4 @@ inline void check_rounding(std::string_view kernel, bool aligned) {
   }
 }
 
-/// With the bug planted, the product is wrong, in some order of threads at least.
-template <class T, class C>
-void check_planted(std::string_view kernel, const char* bug, Sizes sizes, const Spacing& spacing) {
-  const emulation::Fresh fresh;
-  std::mt19937_64 random(20);
-  bool caught = false;
-  for (const auto& [order, seed] : eight_orders()) {
-    const auto rank = device_rank();
-    emulation::order(order, seed);
-    Operands<T, C> operands(random, sizes.m, sizes.n, sizes.k, forms[1], false, spacing);
-    operands.run(cuda_kernel(kernel), *rank);
-    BOOST_TEST(operands.accurate(), "without the bug");
-    const emulation::Planted planted(bug);
-    try {
-      operands.run(cuda_kernel(kernel), *rank);
-      caught = caught || !operands.accurate();
-    } catch (const Error&) {  // the machine saw it
-      caught = true;
-    }
-    emulation::recover();
-  }
-  BOOST_TEST(caught, kernel << " " << bug);
-}
-
 }  // namespace quire::test

@@ -87,6 +87,7 @@ void wgmma_wait(EMULATION_LINE) {
 #endif
   emulation::finish_products(N, here);
 }
+template <int N> void wgmma_settle(float (&)[N]) {}
 /// The accumulator holds NaN until it is waited for.
 template <bool a_transposed = false, bool b_transposed = false>
 inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, int accumulate, EMULATION_LINE) {

@@ -80,6 +80,12 @@ template <int N>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
+/// After a wait and before the accumulator is used: the compiler keeps what uses it, which the wait alone does not bind, behind this.
+template <int N>
+__device__ inline void wgmma_settle(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
 /// d [64, 64] (+)= a [64, 16] b [64, 16]^T.
 template <bool a_transposed = false, bool b_transposed = false>
 __device__ inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
