@@ -28,7 +28,8 @@ __global__ void compare_bytes(const CompareRecordsArgs args, bool vectors) {
 
 void compare_records(Rank& rank, const CompareRecordsArgs& args) {
   if (args.bytes == 0) return;
-  gpu::launch(compare_bytes, dim3(blocks_of(rank, divided_up(args.bytes, 16 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args, in_vectors(args.found, args.expected));
+  gpu::launch(compare_bytes, dim3(blocks_of(rank, divided_up(args.bytes, 16 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args,
+      in_vectors(args.found, args.expected));
 }
 
 /// What a piece's digest is of, 8 bytes at a time: its indices, then its starts.

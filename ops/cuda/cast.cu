@@ -54,8 +54,8 @@ void cast(Rank& rank, const CastArgs& args) {
       using From = decltype(from);
       using To = decltype(to);
       if constexpr (!std::is_same_v<From, To>)
-        gpu::launch(convert<From, To>, dim3(blocks_of(rank, divided_up(args.count, 4 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args.count,
-                    static_cast<const From*>(args.from), static_cast<To*>(args.to), in_vectors(args.from, args.to));
+        gpu::launch(convert<From, To>, dim3(blocks_of(rank, divided_up(args.count, 4 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(),
+            args.count, static_cast<const From*>(args.from), static_cast<To*>(args.to), in_vectors(args.from, args.to));
     });
   });
 }

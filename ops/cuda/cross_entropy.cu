@@ -9,7 +9,9 @@ using namespace cuda_kernel;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 /// Threads of a row's block: by the vocabulary alone.
-unsigned threads_of(int64_t vocabulary) { return static_cast<unsigned>(std::clamp<int64_t>(divided_up(vocabulary, 4 * warp_size) * warp_size, warp_size, 1024)); }
+unsigned threads_of(int64_t vocabulary) {
+  return static_cast<unsigned>(std::clamp<int64_t>(divided_up(vocabulary, 4 * warp_size) * warp_size, warp_size, 1024));
+}
 
 /// Sum of e^x, by its largest terms, e^0 each and counted apart, so that log1p keeps the digits of a sum that is all but 1.
 struct Exponentials {

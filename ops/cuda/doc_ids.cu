@@ -1,5 +1,6 @@
-// Document starts, ids, positions and tile ranges on CUDA devices. Starts and ids are scans (latest mark, number of marks) over marks of where documents begin: each
-// chunk is summarised, one block combines the summaries in order, and each chunk is filled in from what came before it. Nobody waits for another block.
+// Document starts, ids, positions and tile ranges on CUDA devices. Starts and ids are scans (latest mark, number of marks) over marks of where
+// documents begin: each chunk is summarised, one block combines the summaries in order, and each chunk is filled in from what came before it.
+// Nobody waits for another block.
 #include "ops/cuda/scan.h"
 
 namespace quire {

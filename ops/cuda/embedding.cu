@@ -1,5 +1,5 @@
-// Embedding on CUDA devices. The gradient needs each row's tokens in ascending order: places are sorted by token with a stable radix sort (8 bits at a time: count
-// the digits of each tile, find where each tile's digits go, move), then one block adds up each row that occurs.
+// Embedding on CUDA devices. The gradient needs each row's tokens in ascending order: places are sorted by token with a stable radix sort (8 bits at
+// a time: count the digits of each tile, find where each tile's digits go, move), then one block adds up each row that occurs.
 #include "ops/cuda/elementwise.h"
 #include "ops/cuda/scan.h"
 
@@ -29,8 +29,8 @@ void forward(Rank& rank, const EmbeddingForwardArgs& args) {
   if (args.tokens_count == 0) return;
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
-    gpu::launch(copy_table_rows<T>, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads / warp_size))), dim3(block_threads), 0, cuda(rank).stream(), args,
-                in_vectors(args.table, args.y) && args.width % vector_values<T> == 0);
+    gpu::launch(copy_table_rows<T>, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads / warp_size))), dim3(block_threads), 0,
+        cuda(rank).stream(), args, in_vectors(args.table, args.y) && args.width % vector_values<T> == 0);
   });
 }
 
@@ -86,7 +86,8 @@ __device__ inline uint32_t lanes_with(int digit, bool valid) {
 
 /// Moves places (with null: 0, 1, ...) and their tokens to where the digit puts them; equal digits keep their order.
 __global__ void __launch_bounds__(block_threads)
-    move_places(int64_t count, int64_t tiles, const int32_t* tokens, const int32_t* places, int shift, const int32_t* counts, const int32_t* totals, int32_t* to_tokens, int32_t* to_places) {
+    move_places(int64_t count, int64_t tiles, const int32_t* tokens, const int32_t* places, int shift, const int32_t* counts, const int32_t* totals,
+        int32_t* to_tokens, int32_t* to_places) {
   DYNAMIC_SMEM(memory);
   int32_t* const shared = reinterpret_cast<int32_t*>(memory);
   int32_t* const next = shared + sort_warps;  // [warp, digit] where the next place goes
@@ -139,7 +140,8 @@ __global__ void add_table_rows(const EmbeddingBackwardArgs args, const int32_t* 
   for (int64_t first = blockIdx.x; first < count; first += gridDim.x) {
     const int32_t token = tokens[first];
     if (first > 0 && tokens[first - 1] == token) continue;
-    for (int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n; column < args.width; column += static_cast<int64_t>(gridDim.y) * blockDim.x * n) {
+    const int64_t stride = static_cast<int64_t>(gridDim.y) * blockDim.x * n;
+    for (int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n; column < args.width; column += stride) {
       float* const into = static_cast<float*>(args.dtable) + token * args.width + column;
       const T* const from = static_cast<const T*>(args.dy) + column;
       float sum[n];
@@ -184,7 +186,8 @@ void backward(Rank& rank, const EmbeddingBackwardArgs& args) {
     int32_t* const to_places = sorted[pass % 2][1];
     gpu::launch(count_digits, blocks, threads, digits * sizeof(int32_t), stream, count, tiles, tokens, shift, counts);
     gpu::launch(scan_tiles, dim3(digits), threads, sort_warps * sizeof(int32_t), stream, tiles, counts, totals);
-    gpu::launch(move_places, blocks, threads, (sort_warps + sort_warps * digits) * sizeof(int32_t), stream, count, tiles, tokens, places, shift, counts, totals, to_tokens, to_places);
+    gpu::launch(move_places, blocks, threads, (sort_warps + sort_warps * digits) * sizeof(int32_t), stream, count, tiles, tokens, places, shift,
+        counts, totals, to_tokens, to_places);
     tokens = to_tokens;
     places = to_places;
   }

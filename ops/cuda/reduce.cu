@@ -67,7 +67,8 @@ void reduce_table(Rank& rank, DType type, int power, const ReduceTable& table, i
   if (chunks > 0)
     by_floating_type(type, [&](auto t) {
       using T = decltype(t);
-      gpu::launch(power == 2 ? reduce_chunks<T, true> : reduce_chunks<T, false>, dim3(blocks_of(rank, chunks)), dim3(block_threads), shared, stream, table, chunks, partials);
+      gpu::launch(power == 2 ? reduce_chunks<T, true> : reduce_chunks<T, false>, dim3(blocks_of(rank, chunks)), dim3(block_threads), shared, stream,
+          table, chunks, partials);
     });
   gpu::launch(add_chunks, dim3(static_cast<unsigned>(table.tensors)), dim3(block_threads), shared, stream, table, chunks, partials);
 }

@@ -123,7 +123,8 @@ __device__ inline void backward_row(const RmsNormBackwardArgs& args, int64_t row
 
 /// A block per chunk of rows; partials [chunks, sums_in(width)].
 template <class T, bool warps>
-__global__ void __launch_bounds__(block_threads) rmsnorm_backward(const RmsNormBackwardArgs args, bool vectors, int64_t chunks, float* partials, bool sums_in_shared) {
+__global__ void __launch_bounds__(block_threads) rmsnorm_backward(const RmsNormBackwardArgs args, bool vectors, int64_t chunks, float* partials,
+    bool sums_in_shared) {
   DYNAMIC_SMEM(memory);
   using Own = Team<warps>;
   constexpr int64_t chunk_rows = warps ? chunk_of_warps : chunk_of_block;
@@ -182,7 +183,8 @@ void forward(Rank& rank, const RmsNormForwardArgs& args) {
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
     gpu::launch(warps ? rmsnorm_forward<T, true> : rmsnorm_forward<T, false>, dim3(blocks_of(rank, warps ? divided_up(args.rows, warps_of_block) : args.rows)),
-                dim3(block_threads), warps_of_block * sizeof(float), cuda(rank).stream(), args, rows_in_vectors<T>(args, {args.x, args.gain, args.y, args.added, args.sum}));
+                dim3(block_threads), warps_of_block * sizeof(float), cuda(rank).stream(), args,
+                rows_in_vectors<T>(args, {args.x, args.gain, args.y, args.added, args.sum}));
   });
 }
 
@@ -201,8 +203,8 @@ void backward(Rank& rank, const RmsNormBackwardArgs& args) {
     gpu::launch(warps ? rmsnorm_backward<T, true> : rmsnorm_backward<T, false>, dim3(blocks_of(rank, chunks)), dim3(block_threads),
                 warps_of_block * sizeof(float) + (in_shared ? static_cast<size_t>(sums_bytes) : 0), stream, args,
                 rows_in_vectors<T>(args, {args.x, args.gain, args.dy, args.dx, args.so_far}), chunks, partials, in_shared);
-    gpu::launch(add_to_gain<T>, dim3(blocks_of(rank, divided_up(size, warp_size))), dim3(block_threads), block_threads * sizeof(float), stream, args.width, chunks, partials,
-                static_cast<float*>(args.dgain));
+    gpu::launch(add_to_gain<T>, dim3(blocks_of(rank, divided_up(size, warp_size))), dim3(block_threads), block_threads * sizeof(float), stream,
+        args.width, chunks, partials, static_cast<float*>(args.dgain));
   });
 }
 

@@ -50,7 +50,8 @@ struct Many {
       value.emplace_back(rank, s.value);
     }
     for (size_t i = 0; i < states.size(); ++i)
-      list.push_back({static_cast<int64_t>(states[i].master.size()), i % 2 ? 0.1 : 0.0, gradient[i].data(), master[i].data(), moment1[i].data(), moment2[i].data(), value[i].data()});
+      list.push_back({static_cast<int64_t>(states[i].master.size()), i % 2 ? 0.1 : 0.0, gradient[i].data(), master[i].data(), moment1[i].data(),
+          moment2[i].data(), value[i].data()});
   }
 };
 

@@ -51,7 +51,8 @@ void check(Rank& rank) {
   std::mt19937_64 random(1);
   for (const int64_t count : {0, 1, 7, 8, 33, 2500}) {
     const auto from = hard_values<From>(random, count);
-    BOOST_TEST(same_bits(on_device<From, To>(rank, from), on_host<From, To>(from)), name_of(dtype_of<From>::value) << " to " << name_of(dtype_of<To>::value) << ", " << count);
+    BOOST_TEST(same_bits(on_device<From, To>(rank, from), on_host<From, To>(from)),
+        name_of(dtype_of<From>::value) << " to " << name_of(dtype_of<To>::value) << ", " << count);
     BOOST_TEST(same_bits(on_device<From, To>(rank, from, 1), on_host<From, To>(from)));
   }
 }

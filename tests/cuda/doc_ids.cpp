@@ -61,8 +61,9 @@ void check(Rank& rank, const Numbers& tokens) {
   Numbers spread = expected.ids, indices(tokens.size());
   for (int32_t& id : spread) id = 3 * id - 1000;  // ascending, not dense
   std::iota(indices.begin(), indices.end(), 0);
-  const bool right = starts_from_eos(rank, tokens) == expected.starts && ids_from_starts(rank, expected.starts) == expected.ids && starts_from_ids(rank, expected.ids) == expected.starts &&
-                     starts_from_ids(rank, spread) == expected.starts && positions(rank, indices, expected.starts) == expected.positions;
+  const bool right = starts_from_eos(rank, tokens) == expected.starts && ids_from_starts(rank, expected.starts) == expected.ids &&
+                     starts_from_ids(rank, expected.ids) == expected.starts && starts_from_ids(rank, spread) == expected.starts &&
+                     positions(rank, indices, expected.starts) == expected.positions;
   BOOST_TEST(right, tokens.size() << " tokens");
 }
 
@@ -126,7 +127,8 @@ BOOST_AUTO_TEST_CASE(tile_ranges_equal_the_literal_minimum_and_maximum) {
     const int64_t tokens = round == 0 ? 0 : 1 + static_cast<int64_t>(random() % 500), tile = 1 + static_cast<int64_t>(random() % 70);
     const int64_t window = round % 3 == 0 ? 0 : 1 + static_cast<int64_t>(random() % 100);
     Numbers starts;
-    for (const int64_t length : random_lengths(random, tokens, tile)) starts.insert(starts.end(), static_cast<size_t>(length), static_cast<int32_t>(starts.size()));
+    for (const int64_t length : random_lengths(random, tokens, tile))
+      starts.insert(starts.end(), static_cast<size_t>(length), static_cast<int32_t>(starts.size()));
     const int64_t tiles = (tokens + tile - 1) / tile;
     const Placed<int32_t> on_starts(rank, starts), first(rank, tiles), last(rank, tiles);
     dispatch(rank, TileRangesArgs{tokens, tile, window, on_starts.data(), first.data(), last.data()});

@@ -17,7 +17,8 @@ struct DeviceRank {
 template <class F>
 void in_eight_orders(F&& f) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
-    emulation::order(seed == 0 ? emulation::Order::ascending : seed == 1 ? emulation::Order::descending : seed < 5 ? emulation::Order::random : emulation::Order::random_lanes, seed + 1);
+    using enum emulation::Order;
+    emulation::order(seed == 0 ? ascending : seed == 1 ? descending : seed < 5 ? random : random_lanes, seed + 1);
     BOOST_TEST_CONTEXT("order " << seed) f();
   }
   emulation::order(emulation::Order::ascending);

@@ -13,10 +13,11 @@ struct Outcome {
 };
 
 Outcome run(Rank& rank, const std::vector<double>& squares, double loss, int64_t adam_step, double clip_norm = 1) {
-  const Placed<double> on_squares(rank, squares), on_loss(rank, std::vector{loss}), norm(rank, 1), scalars(rank, static_cast<int64_t>(sizeof(OptimizerScalars) / sizeof(double)));
+  const Placed<double> on_squares(rank, squares), on_loss(rank, std::vector{loss}), norm(rank, 1);
+  const Placed<double> scalars(rank, static_cast<int64_t>(sizeof(OptimizerScalars) / sizeof(double)));
   const Placed<int64_t> step(rank, std::vector{adam_step});
-  dispatch(rank, OptimizerScalarsArgs{static_cast<int64_t>(squares.size()), on_squares.data(), on_loss.data(), 3e-4, clip_norm, 0.9, 0.95, step.data(), norm.data(),
-                                      reinterpret_cast<OptimizerScalars*>(scalars.data())});
+  dispatch(rank, OptimizerScalarsArgs{static_cast<int64_t>(squares.size()), on_squares.data(), on_loss.data(), 3e-4, clip_norm, 0.9, 0.95,
+      step.data(), norm.data(), reinterpret_cast<OptimizerScalars*>(scalars.data())});
   Outcome outcome{{}, norm.values()[0], step.values()[0]};
   std::memcpy(&outcome.scalars, scalars.values().data(), sizeof outcome.scalars);
   return outcome;

@@ -91,7 +91,7 @@ BOOST_AUTO_TEST_CASE(squares_of_many_tensors_are_those_of_each_in_few_launches) 
   }
   const Placed<double> results(rank, 130);
   std::vector<SquaresTensor> list;
-  for (int64_t i = 0; i < 130; ++i) list.push_back({static_cast<int64_t>(values[static_cast<size_t>(i)].size()), tensors[static_cast<size_t>(i)].data(), results.data() + 129 - i});
+  for (size_t i = 0; i < 130; ++i) list.push_back({static_cast<int64_t>(values[i].size()), tensors[i].data(), results.data() + 129 - i});
   rank.rank.accelerator()->synchronize();
   emulation::reset_counters();
   dispatch(rank, SquaresArgs{DType::f32, list});

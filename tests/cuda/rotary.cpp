@@ -70,8 +70,10 @@ BOOST_AUTO_TEST_CASE(control_a_shifted_position_is_seen) {
 
 BOOST_AUTO_TEST_CASE(odd_heads_and_f64_are_refused_by_name) {
   DeviceRank rank;
-  for (const RotaryArgs& args : {RotaryArgs{DType::f32, 1, 1, 3, nullptr, nullptr, nullptr, nullptr, nullptr}, RotaryArgs{DType::f64, 1, 1, 4, nullptr, nullptr, nullptr, nullptr, nullptr}})
+  for (const auto& [type, head_dim] : {std::pair{DType::f32, int64_t{3}}, std::pair{DType::f64, int64_t{4}}}) {
+    const RotaryArgs args{type, 1, 1, head_dim, nullptr, nullptr, nullptr, nullptr, nullptr};
     check_error<UnsupportedError>([&] { dispatch(rank, args); }, {"rotary"});
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

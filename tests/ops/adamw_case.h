@@ -39,7 +39,8 @@ struct AdamWState {
 struct AdamWLiteral {
   std::vector<Exact> master, moment1, moment2;
   template <class T>
-  explicit AdamWLiteral(const AdamWState<T>& s) : master(s.master.begin(), s.master.end()), moment1(s.moment1.begin(), s.moment1.end()), moment2(s.moment2.begin(), s.moment2.end()) {}
+  explicit AdamWLiteral(const AdamWState<T>& s) : master(s.master.begin(), s.master.end()), moment1(s.moment1.begin(), s.moment1.end()),
+      moment2(s.moment2.begin(), s.moment2.end()) {}
   template <class T>
   void step(const AdamWState<T>& s) {
     for (size_t i = 0; i < master.size(); ++i) {

@@ -23,7 +23,8 @@ struct CrossEntropyProblem {
   Forward forward(Rank& rank, std::string_view kernel = "vector") const {
     const Placed<A> on_logits(rank, logits, shift), lse(rank, rows), nll(rank, rows);
     const Placed<int32_t> on_targets(rank, targets);
-    run_kernel(rank, CrossEntropyForwardArgs{dtype_of<T>::value, rows, vocabulary, on_logits.data(), on_targets.data(), z_weight, lse.data(), nll.data()}, kernel);
+    run_kernel(rank, CrossEntropyForwardArgs{dtype_of<T>::value, rows, vocabulary, on_logits.data(), on_targets.data(), z_weight, lse.data(),
+        nll.data()}, kernel);
     return {lse.values(), nll.values()};
   }
   /// `in_place`: over the logits, where T is A.
@@ -35,7 +36,8 @@ struct CrossEntropyProblem {
     T* dlogits = apart.data();
     if constexpr (std::is_same_v<T, A>)
       if (in_place) dlogits = on_logits.data();
-    run_kernel(rank, CrossEntropyBackwardArgs{dtype_of<T>::value, rows, vocabulary, on_logits.data(), on_targets.data(), z_weight, on_lse.data(), on_scale.data(), dlogits}, kernel);
+    run_kernel(rank, CrossEntropyBackwardArgs{dtype_of<T>::value, rows, vocabulary, on_logits.data(), on_targets.data(), z_weight, on_lse.data(),
+        on_scale.data(), dlogits}, kernel);
     if constexpr (std::is_same_v<T, A>)
       if (in_place) return on_logits.values();
     return apart.values();

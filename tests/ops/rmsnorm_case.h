@@ -29,7 +29,8 @@ struct RmsNormProblem {
   Backward backward(Rank& rank, const std::vector<A>& rstd, std::string_view kernel = "vector") const {
     const Placed<T> on_x(rank, x, shift), on_gain(rank, gain), on_dy(rank, dy), dx(rank, rows * width);
     const Placed<A> on_rstd(rank, rstd), dgain(rank, dgain_before);
-    run_kernel(rank, RmsNormBackwardArgs{dtype_of<T>::value, rows, width, on_x.data(), on_gain.data(), on_rstd.data(), on_dy.data(), dx.data(), dgain.data()}, kernel);
+    run_kernel(rank, RmsNormBackwardArgs{dtype_of<T>::value, rows, width, on_x.data(), on_gain.data(), on_rstd.data(), on_dy.data(), dx.data(),
+        dgain.data()}, kernel);
     return {dx.values(), dgain.values()};
   }
 
@@ -71,7 +72,8 @@ void check_fused_rmsnorm(Rank& rank, std::mt19937_64& random, int64_t rows, int6
   for (const bool in_place : {false, true}) {
     const Placed<T> y(rank, count), more(rank, added), sum(rank, count);
     const Placed<A> rstd(rank, rows);
-    run_kernel(rank, RmsNormForwardArgs{type, rows, width, problem.eps, x.data(), gain.data(), y.data(), rstd.data(), more.data(), in_place ? more.data() : sum.data()}, kernel);
+    run_kernel(rank, RmsNormForwardArgs{type, rows, width, problem.eps, x.data(), gain.data(), y.data(), rstd.data(), more.data(),
+        in_place ? more.data() : sum.data()}, kernel);
     BOOST_TEST((same_bits((in_place ? more : sum).values(), summed.x) && same_bits(y.values(), parts.y) && same_bits(rstd.values(), parts.rstd)),
                kernel << " forward, in place: " << in_place);
   }
@@ -91,7 +93,8 @@ void check_fused_rmsnorm(Rank& rank, std::mt19937_64& random, int64_t rows, int6
   for (size_t i = 0; i < apart.size(); ++i)
     if constexpr (std::is_same_v<T, A>) BOOST_REQUIRE_EQUAL(apart[i], so_far[i] + plain.dx[i]);
     else  // two roundings instead of one
-      BOOST_REQUIRE_SMALL(to_double(apart[i]) - (to_double(so_far[i]) + to_double(plain.dx[i])), ulp_at<T>(to_double(plain.dx[i])) + ulp_at<T>(to_double(apart[i])));
+      BOOST_REQUIRE_SMALL(to_double(apart[i]) - (to_double(so_far[i]) + to_double(plain.dx[i])),
+          ulp_at<T>(to_double(plain.dx[i])) + ulp_at<T>(to_double(apart[i])));
 }
 
 }  // namespace quire::test

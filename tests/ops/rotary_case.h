@@ -30,7 +30,8 @@ struct RotaryProblem {
     const Placed<A> on_cosine(rank, cosine), on_sine(rank, sine);
     const Placed<T> on_x(rank, x, shift), apart(rank, tokens * heads * head_dim);
     const Placed<T>& y = in_place ? on_x : apart;
-    run_kernel(rank, RotaryArgs{dtype_of<T>::value, tokens, heads, head_dim, on_positions.data(), on_cosine.data(), on_sine.data(), on_x.data(), y.data(), inverse}, kernel);
+    run_kernel(rank, RotaryArgs{dtype_of<T>::value, tokens, heads, head_dim, on_positions.data(), on_cosine.data(), on_sine.data(), on_x.data(),
+        y.data(), inverse}, kernel);
     return y.values();
   }
   std::vector<Exact> literal(bool inverse) const {
