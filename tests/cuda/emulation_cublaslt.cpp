@@ -55,13 +55,15 @@ void check_product(int m, int n, int k, bool transpose_a, bool transpose_b, bool
   OnDevice device;
   const int extra = 3;
   Descriptors given(m, n, k, transpose_a, transpose_b, by_rows, std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF, extra);
-  const auto place = [&](int row, int column, int rows, int columns) { return static_cast<size_t>(by_rows ? row * (columns + extra) + column : column * (rows + extra) + row); };
+  const auto place = [&](int row, int column, int rows, int columns) {
+    return static_cast<size_t>(by_rows ? row * (columns + extra) + column : column * (rows + extra) + row);
+  };
   const auto a = numbers<T>(static_cast<size_t>((m + extra) * (k + extra)), 1), b = numbers<T>(static_cast<size_t>((n + extra) * (k + extra)), 2);
   const auto before = numbers<float>(static_cast<size_t>((m + extra) * (n + extra)), 3);
   float* const d = device.upload(before);
   const float alpha = 2, beta = 1;
-  BOOST_TEST(given.lt.cublasLtMatmul(given.handle, given.product, &alpha, device.upload(a), given.a, device.upload(b), given.b, &beta, d, given.d, d, given.d, nullptr, nullptr, 0,
-                                     device.stream) == CUBLAS_STATUS_SUCCESS);
+  BOOST_TEST(given.lt.cublasLtMatmul(given.handle, given.product, &alpha, device.upload(a), given.a, device.upload(b), given.b, &beta, d, given.d, d,
+                                     given.d, nullptr, nullptr, 0, device.stream) == CUBLAS_STATUS_SUCCESS);
   std::vector<float> expected = before;
   for (int i = 0; i < m; ++i)
     for (int j = 0; j < n; ++j)
@@ -103,8 +105,8 @@ BOOST_AUTO_TEST_CASE(algorithms_are_offered_recorded_and_replayed) {
   char* const workspace = device.empty<char>(1 << 20);
   const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
     const float alpha = 1, beta = 0;
-    BOOST_TEST(given.lt.cublasLtMatmul(given.handle, given.product, &alpha, on_device[0], given.a, on_device[1], given.b, &beta, on_device[2], given.d, on_device[2], given.d, &algorithm,
-                                       workspace, 1 << 20, device.stream) == CUBLAS_STATUS_SUCCESS);
+    BOOST_TEST(given.lt.cublasLtMatmul(given.handle, given.product, &alpha, on_device[0], given.a, on_device[1], given.b, &beta, on_device[2],
+                                       given.d, on_device[2], given.d, &algorithm, workspace, 1 << 20, device.stream) == CUBLAS_STATUS_SUCCESS);
     return device.download(on_device[2], 64);
   };
   BOOST_TEST((multiply(offered[0].algo) != multiply(offered[1].algo)));  // algorithms differ in bits
@@ -115,7 +117,8 @@ BOOST_AUTO_TEST_CASE(algorithms_are_offered_recorded_and_replayed) {
   given.lt.cublasLtMatmulAlgoConfigGetAttribute(&offered[1].algo, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
   given.lt.cublasLtMatmulAlgoConfigGetAttribute(&offered[1].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written);
   cublasLtMatmulAlgo_t again;
-  BOOST_TEST(given.lt.cublasLtMatmulAlgoInit(given.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, id, &again) == CUBLAS_STATUS_SUCCESS);
+  BOOST_TEST(given.lt.cublasLtMatmulAlgoInit(given.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, id,
+                                             &again) == CUBLAS_STATUS_SUCCESS);
   given.lt.cublasLtMatmulAlgoConfigSetAttribute(&again, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts);
   cublasLtMatmulHeuristicResult_t checked;
   BOOST_TEST(given.lt.cublasLtMatmulAlgoCheck(given.handle, given.product, given.a, given.b, given.d, given.d, &again, &checked) == CUBLAS_STATUS_SUCCESS);
@@ -129,8 +132,8 @@ BOOST_AUTO_TEST_CASE(what_a_gpu_can_not_read_is_refused) {
   float* const good = device.upload(host);
   const auto multiply = [&](const float* a, const float* b, float* d, void* workspace) {
     const float alpha = 1, beta = 0;
-    return given.lt.cublasLtMatmul(given.handle, given.product, &alpha, a, given.a, b, given.b, &beta, d, given.d, d, given.d, nullptr, workspace, workspace == nullptr ? 0 : 64,
-                                   device.stream);
+    return given.lt.cublasLtMatmul(given.handle, given.product, &alpha, a, given.a, b, given.b, &beta, d, given.d, d, given.d, nullptr, workspace,
+                                   workspace == nullptr ? 0 : 64, device.stream);
   };
   BOOST_TEST(multiply(good, good, good, nullptr) == CUBLAS_STATUS_SUCCESS);
   BOOST_TEST(multiply(host.data(), good, good, nullptr) == CUBLAS_STATUS_INVALID_VALUE);  // memory of the host

@@ -27,7 +27,8 @@ template <int N>
 __global__ void product(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, float* c, int m, int n, int k, Bug bug) {
   DYNAMIC_SMEM(memory);
   const uint32_t b_bytes = N / tile * tile_bytes;
-  const uint32_t base = (gpu::smem_addr(memory) + 1023) & ~1023u, sa = base, sb = sa + stages * tile_bytes, full = sb + stages * b_bytes, empty = full + 8 * stages;
+  const uint32_t base = (gpu::smem_addr(memory) + 1023) & ~1023u, sa = base, sb = sa + stages * tile_bytes, full = sb + stages * b_bytes,
+                 empty = full + 8 * stages;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, steps = (k + tile - 1) / tile;
   const int row0 = static_cast<int>(blockIdx.y) * tile, column0 = static_cast<int>(blockIdx.x) * N;
   if (threadIdx.x == 0) {
@@ -85,7 +86,8 @@ __global__ void add_one(const __grid_constant__ CUtensorMap from, const __grid_c
   __syncthreads();
   gpu::mbar_wait(full, 0);
   auto* const values = reinterpret_cast<gpu::bf16*>(memory + (in - gpu::smem_addr(memory)));
-  for (int i = static_cast<int>(threadIdx.x); i < tile * tile; i += static_cast<int>(blockDim.x)) values[i] = gpu::from_float<gpu::bf16>(gpu::to_float(values[i]) + 1);
+  for (int i = static_cast<int>(threadIdx.x); i < tile * tile; i += static_cast<int>(blockDim.x))
+    values[i] = gpu::from_float<gpu::bf16>(gpu::to_float(values[i]) + 1);
   gpu::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -115,8 +117,9 @@ CUtensorMap map_of(gpu::bf16* matrix, int rows, int columns, uint32_t tile_rows 
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)}, strides[] = {static_cast<cuuint64_t>(columns) * 2};
   const cuuint32_t box[] = {tile, tile_rows}, steps[] = {1, 1};
-  const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, matrix, sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, matrix, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   BOOST_TEST_REQUIRE(status == CUDA_SUCCESS);
   return map;
 }
@@ -176,7 +179,8 @@ BOOST_AUTO_TEST_CASE(tiles_are_written_where_the_matrix_is) {
     const int rows = 70, columns = 72;
     const std::vector<gpu::bf16> values = random_matrix(rows * columns, 3);
     gpu::bf16* const out = device.upload(std::vector<gpu::bf16>(values.size() + 64, __float2bfloat16(9.0f)));
-    gpu::launch(add_one, dim3(2, 2), dim3(128), 2048 + tile_bytes, device.stream, map_of(device.upload(values), rows, columns), map_of(out, rows, columns), bug);
+    gpu::launch(add_one, dim3(2, 2), dim3(128), 2048 + tile_bytes, device.stream, map_of(device.upload(values), rows, columns),
+                map_of(out, rows, columns), bug);
     const auto seen = device.download(out, values.size() + 64);
     bool right = true;
     for (size_t i = 0; i < values.size(); ++i) right = right && gpu::to_float(seen[i]) == gpu::to_float(values[i]) + 1;

@@ -56,6 +56,7 @@ class OnDevice {
   std::vector<void*> given_;
 };
 
-inline constexpr emulation::Order all_orders[] = {emulation::Order::ascending, emulation::Order::descending, emulation::Order::random, emulation::Order::random_lanes};
+inline constexpr emulation::Order all_orders[] = {emulation::Order::ascending, emulation::Order::descending, emulation::Order::random,
+                                                  emulation::Order::random_lanes};
 
 }  // namespace quire::test

@@ -39,7 +39,9 @@ void write(cublasLtMatmulAlgo_t* to, const Algorithm& algorithm) {
 }
 bool is_known(int id) { return std::find(std::begin(known_algorithms), std::end(known_algorithms), id) != std::end(known_algorithms); }
 /// Bytes. The custom option of an emulated algorithm is the MiB that it needs.
-uint64_t workspace_of(const Algorithm& algorithm) { return (algorithm.split_k > 1 ? uint64_t{algorithm.split_k} << 16 : 0) + (uint64_t{algorithm.custom} << 20); }
+uint64_t workspace_of(const Algorithm& algorithm) {
+  return (algorithm.split_k > 1 ? uint64_t{algorithm.split_k} << 16 : 0) + (uint64_t{algorithm.custom} << 20);
+}
 
 /// The real library's function of this name.
 void* real(const char* name) {
@@ -115,15 +117,17 @@ cublasStatus_t describe(Product& product, cublasLtMatmulDesc_t description, cubl
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t algo_init(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t, int id, cublasLtMatmulAlgo_t* algorithm) {
+cublasStatus_t algo_init(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t, cudaDataType_t,
+                         int id, cublasLtMatmulAlgo_t* algorithm) {
   if (const cublasStatus_t wrong = planned("cublasLtMatmulAlgoInit"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   if (!is_known(id)) return CUBLAS_STATUS_INVALID_VALUE;
   write(algorithm, {algorithm_magic, id, 0, 0, 1, 0, 0, 0, 0, 0});
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                          const cublasLtMatmulAlgo_t* chosen, cublasLtMatmulHeuristicResult_t* result) {
+cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* chosen,
+                          cublasLtMatmulHeuristicResult_t* result) {
   if (const cublasStatus_t wrong = planned("cublasLtMatmulAlgoCheck"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   Product product;
   if (const cublasStatus_t wrong = describe(product, description, a, b, c, d); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
@@ -137,8 +141,9 @@ cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cu
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                         cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t results[], int* found) {
+cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                         cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
+                         cublasLtMatmulHeuristicResult_t results[], int* found) {
   *found = 0;
   if (const cublasStatus_t wrong = planned("cublasLtMatmulAlgoGetHeuristic"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   uint64_t workspace = 0;
@@ -191,9 +196,10 @@ cublasStatus_t algo_set(cublasLtMatmulAlgo_t* to, cublasLtMatmulAlgoConfigAttrib
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
-                        cublasLtMatrixLayout_t b_layout, const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                        const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t workspace_bytes, cudaStream_t stream_handle) {
+cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout,
+                        const void* b, cublasLtMatrixLayout_t b_layout, const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                        cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t workspace_bytes,
+                        cudaStream_t stream_handle) {
   if (const cublasStatus_t wrong = planned("cublasLtMatmul"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   if (has_failed(current_device())) return CUBLAS_STATUS_EXECUTION_FAILED;
   Product product;

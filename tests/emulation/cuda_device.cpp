@@ -87,13 +87,17 @@ int attribute_of(const Settings& device, cudaDeviceAttr attribute) {
   }
 }
 
-CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* tile,
-                      const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
+                      const cuuint32_t* tile, const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 0;
   const bool swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
-  if (element == 0 || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (!swizzled && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE)) return CUDA_ERROR_INVALID_VALUE;
+  if (element == 0 || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (!swizzled && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE))
+    return CUDA_ERROR_INVALID_VALUE;
   const uint64_t row = uint64_t{tile[0]} * element;
-  if (reinterpret_cast<uintptr_t>(base) % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= uint64_t{1} << 40 || row % 16 != 0 || (swizzled && row > 128)) return CUDA_ERROR_INVALID_VALUE;
+  if (reinterpret_cast<uintptr_t>(base) % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= uint64_t{1} << 40 || row % 16 != 0 ||
+      (swizzled && row > 128))
+    return CUDA_ERROR_INVALID_VALUE;
   for (int i = 0; i < 2; ++i)
     if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32 || tile[i] == 0 || tile[i] > 256 || steps[i] != 1) return CUDA_ERROR_INVALID_VALUE;
   if (!is_device_memory(base, (sizes[1] - 1) * strides[0] + sizes[0] * element)) return CUDA_ERROR_INVALID_VALUE;

@@ -148,7 +148,8 @@ struct Ends {
 Ends ends_of(const Rows& rows, cudaMemcpyKind kind) {
   const Allocation from = find_allocation(rows.from), to = find_allocation(rows.to);
   Ends ends{from.on_device, to.on_device, from.begin != nullptr && !from.on_device, to.begin != nullptr && !to.on_device};
-  const bool inside = (from.begin == nullptr || from.contains(rows.from, rows.reach(rows.from_stride))) && (to.begin == nullptr || to.contains(rows.to, rows.reach(rows.to_stride)));
+  const bool inside = (from.begin == nullptr || from.contains(rows.from, rows.reach(rows.from_stride))) &&
+                      (to.begin == nullptr || to.contains(rows.to, rows.reach(rows.to_stride)));
   const bool right_kind = kind == cudaMemcpyDefault || kind == (ends.from_device ? ends.to_device ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost
                                                                                    : ends.to_device ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
   if (!inside || !right_kind) ends.error = cudaErrorInvalidValue;
@@ -225,7 +226,8 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   return copy_rows({static_cast<char*>(to), bytes, static_cast<const char*>(from), bytes, bytes, 1}, kind, stream, "cudaMemcpyAsync");
 }
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t rows, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
   return copy_rows({static_cast<char*>(to), to_stride, static_cast<const char*>(from), from_stride, bytes, rows}, kind, stream, "cudaMemcpy2DAsync");
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -37,8 +37,9 @@ float low(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 float high(uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
 uint32_t half(const LaneValue& value, int i) { return static_cast<uint32_t>(value.word[i / 2] >> (i % 2 * 32)); }
 
-/// PTX ISA, mma.m16n8k16 of bf16, with g = lane / 4 and t = lane % 4 * 2. A: registers 0 and 1 hold columns t and t + 1 of rows g and g + 8, registers 2 and 3
-/// the same of columns t + 8. B: register 0 holds rows t and t + 1 of column g, register 1 rows t + 8. C and D: 0, 1 columns t and t + 1 of row g; 2, 3 of g + 8.
+/// PTX ISA, mma.m16n8k16 of bf16, with g = lane / 4 and t = lane % 4 * 2. A: registers 0 and 1 hold columns t and t + 1 of rows g and g + 8,
+/// registers 2 and 3 the same of columns t + 8. B: register 0 holds rows t and t + 1 of column g, register 1 rows t + 8. C and D: 0, 1 columns t and
+/// t + 1 of row g; 2, 3 of g + 8.
 void product_of_warp(Meeting& meeting, int buffer) {
   float a[16][16], b[16][8];
   auto* const c = reinterpret_cast<float(*)[8]>(meeting.result[buffer]);

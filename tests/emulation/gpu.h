@@ -24,7 +24,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "a launch gives every parameter");
   // Arguments are copied at the launch, as CUDA does.
   const cudaError_t status = emulation::enqueue_grid(
-      stream, grid, block, shared_bytes, [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(static_cast<Parameters>(arguments)...)] { std::apply(kernel, values); });
+      stream, grid, block, shared_bytes,
+      [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(static_cast<Parameters>(arguments)...)] { std::apply(kernel, values); });
   if (status != cudaSuccess) throw_launch_error(status, "cudaLaunchKernel");
 }
 

@@ -15,7 +15,8 @@ thread_local constinit Block* current_block = nullptr;
 thread_local constinit Position position{};
 
 const char* name_of(Operation operation) {
-  static const char* const names[] = {"nothing", "__syncthreads", "a named barrier", "__syncwarp", "a shuffle", "a vote", "mma", "ldmatrix", "an mbarrier", "wgmma"};
+  static const char* const names[] = {"nothing", "__syncthreads", "a named barrier", "__syncwarp",  "a shuffle",
+                                      "a vote",  "mma",           "ldmatrix",        "an mbarrier", "wgmma"};
   return names[static_cast<int>(operation)];
 }
 
@@ -110,8 +111,8 @@ Met meet(uint32_t mask, Operation operation, uint32_t line, const LaneValue& val
     m.operation = operation;
     m.line = line;
   } else if (m.operation != operation || m.line != line) {
-    fail_kernel(std::string("lanes of one warp meet at ") + name_of(m.operation) + " of line " + std::to_string(m.line) + " and " + name_of(operation) + " of line " +
-                std::to_string(line));
+    fail_kernel(std::string("lanes of one warp meet at ") + name_of(m.operation) + " of line " + std::to_string(m.line) + " and " +
+                name_of(operation) + " of line " + std::to_string(line));
   }
   const int buffer = m.generation & 1;
   m.value[buffer][me.lane] = value;
@@ -139,7 +140,8 @@ uint32_t ballot(uint32_t mask, bool vote, uint32_t line) {
 
 unsigned char* shared_at(uint32_t address, size_t bytes, size_t alignment, const char* what) {
   Block& b = block();
-  if (address % alignment != 0) fail_kernel(std::string(what) + ": the shared address " + std::to_string(address) + " is not a multiple of " + std::to_string(alignment));
+  if (address % alignment != 0)
+    fail_kernel(std::string(what) + ": the shared address " + std::to_string(address) + " is not a multiple of " + std::to_string(alignment));
   if (address < shared_base || address - shared_base + bytes > b.shared_bytes)
     fail_kernel(std::string(what) + ": shared address " + std::to_string(address) + " lies outside the block's " + std::to_string(b.shared_bytes) + " bytes");
   return b.shared + (address - shared_base);

@@ -37,13 +37,15 @@ Packed pack(const Matrix& m, int64_t batch) {
     for (int64_t column0 = 0; column0 < m.columns; column0 += m.row_major ? m.columns : block) {
       const int64_t row1 = std::min(row0 + block, m.rows), column1 = m.row_major ? m.columns : std::min(column0 + block, m.columns);
       for (int64_t row = row0; row < row1; ++row)
-        for (int64_t column = column0; column < column1; ++column) packed.values[static_cast<size_t>(row * m.columns + column)] = element(m, batch, row, column);
+        for (int64_t column = column0; column < column1; ++column)
+          packed.values[static_cast<size_t>(row * m.columns + column)] = element(m, batch, row, column);
     }
   return packed;
 }
 
 /// sum [rows, n] += a [rows, k0..k1) b [k0..k1, n): four rows at a time, so that a line of b is read once for them.
-__attribute__((always_inline)) inline void add_product(const float* a, int64_t a_stride, const float* b, float* sum, int64_t rows, int64_t n, int64_t k0, int64_t k1) {
+__attribute__((always_inline)) inline void add_product(const float* a, int64_t a_stride, const float* b, float* sum, int64_t rows, int64_t n,
+                                                       int64_t k0, int64_t k1) {
   constexpr int64_t strip = 64;
   for (int64_t row = 0; row < rows; row += 4) {
     const int64_t count = std::min<int64_t>(4, rows - row);
@@ -73,7 +75,8 @@ __attribute__((always_inline)) inline void add_product(const float* a, int64_t a
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void add_product_avx2(const float* a, int64_t a_stride, const float* b, float* sum, int64_t rows, int64_t n, int64_t k0, int64_t k1) {
+__attribute__((target("avx2"))) void add_product_avx2(const float* a, int64_t a_stride, const float* b, float* sum, int64_t rows, int64_t n,
+                                                      int64_t k0, int64_t k1) {
   add_product(a, a_stride, b, sum, rows, n, k0, k1);
 }
 bool has_avx2() {

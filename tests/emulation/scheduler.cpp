@@ -156,13 +156,15 @@ void check_end_of_block(Block& b) {
     int shown = 0;
     for (int i = 0; i < b.threads && shown < 4; ++i)
       if (const Thread& thread = *b.thread[i]; !thread.done && thread.waiting != Operation::none) {
-        b.error += (shown++ > 0 ? ", thread " : " thread ") + std::to_string(i) + " waits in " + name_of(thread.waiting) + " of line " + std::to_string(thread.line);
+        b.error += (shown++ > 0 ? ", thread " : " thread ") + std::to_string(i) + " waits in " + name_of(thread.waiting) + " of line " +
+                   std::to_string(thread.line);
       }
   }
   if (!closes_memory && b.shared != nullptr)
     for (size_t i = 0; i < guard_bytes; ++i)
       if (b.shared[b.shared_bytes + i] != poison && b.error.empty())
-        b.error = "a thread wrote behind the block's " + std::to_string(b.shared_bytes) + " bytes of shared memory, at byte " + std::to_string(b.shared_bytes + i);
+        b.error = "a thread wrote behind the block's " + std::to_string(b.shared_bytes) + " bytes of shared memory, at byte " +
+                  std::to_string(b.shared_bytes + i);
 }
 
 void run_block(Block& b) {

@@ -77,13 +77,23 @@ void note_switches(uint64_t switches) { counted().switches += static_cast<int64_
 
 Counters counters() {
   const AtomicCounters& c = counted();
-  return {c.kernels, c.products, c.bytes_to_device, c.bytes_to_host, c.bytes_on_device, c.device_synchronizations, c.stream_synchronizations, c.event_synchronizations,
-          c.synchronous_copies, c.allocations, c.frees, c.switches};
+  return {c.kernels,
+          c.products,
+          c.bytes_to_device,
+          c.bytes_to_host,
+          c.bytes_on_device,
+          c.device_synchronizations,
+          c.stream_synchronizations,
+          c.event_synchronizations,
+          c.synchronous_copies,
+          c.allocations,
+          c.frees,
+          c.switches};
 }
 void reset_counters() {
   AtomicCounters& c = counted();
-  for (auto* counter : {&c.kernels, &c.products, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations, &c.stream_synchronizations,
-                        &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches})
+  for (auto* counter : {&c.kernels, &c.products, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations,
+                        &c.stream_synchronizations, &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches})
     counter->store(0);
 }
 

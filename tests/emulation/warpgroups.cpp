@@ -19,11 +19,12 @@ LaneProducts& mine() { return products_of(*block().current); }
 /// wgmma's instructions are executed by all lanes of a warp together.
 void meet_warp(uint32_t line) { meet(all_lanes, Operation::warpgroup_product, line, LaneValue{}); }
 
-/// Element (row, k) of an operand: rows of 128 bytes in groups of eight, the swizzle acting on the address. Of a transposed one the rows of memory are steps of k, and
-/// 64 rows of the operand lie in each.
+/// Element (row, k) of an operand: rows of 128 bytes in groups of eight, the swizzle acting on the address. Of a transposed one the rows of memory
+/// are steps of k, and 64 rows of the operand lie in each.
 const uint16_t* element(const ProductOperand& operand, int row, int k) {
   const uint64_t descriptor = operand.descriptor;
-  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) << 4, next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4, stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) << 4, next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4,
+             stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1) fail_kernel("wgmma: a descriptor without the 128-byte swizzle, which alone is emulated");
   const auto line = static_cast<uint32_t>(operand.transposed ? k : row), column = static_cast<uint32_t>(operand.transposed ? row : k);
   uint32_t address = start + column / 64 * next + line / 8 * stride + line % 8 * 128 + column % 64 * 2;
@@ -67,7 +68,9 @@ void carry_out_oldest(Block& b, int warp) {
     for (int l = 0; l < warp_size; ++l) {
       LaneProducts& lane = products_of(*b.thread[static_cast<size_t>(warp * warp_size + l)]);
       const auto& group = lane.groups.front();
-      if (group.size() != count || group[i].a.descriptor != shape.a.descriptor || group[i].b.descriptor != shape.b.descriptor || group[i].n != shape.n) fail_kernel("wgmma: the lanes of a warp issue different products");
+      if (group.size() != count || group[i].a.descriptor != shape.a.descriptor || group[i].b.descriptor != shape.b.descriptor ||
+          group[i].n != shape.n)
+        fail_kernel("wgmma: the lanes of a warp issue different products");
       add_to_lane(l, group[i], c.data(), lane.values.at(group[i].d).data());
     }
   }
@@ -137,9 +140,12 @@ const uint16_t* next_read_of_products(size_t groups, size_t index) {
       // One row half of a, and both halves of rows of b: all of them are read by the warp's lanes together.
       const auto reads = 1 + static_cast<size_t>(product.n / warp_size) * 2;
       const int first_row = me.warp % 4 * 16, part = static_cast<int>(index - 1), first_column = part / 2 * warp_size, first_step = part % 2 * 8;
-      if (index == 0) return product.a.transposed ? element(product.a, first_row + me.lane % 2 * 8, me.lane / 2) : element(product.a, first_row + me.lane / 2, me.lane % 2 * 8);
+      if (index == 0)
+        return product.a.transposed ? element(product.a, first_row + me.lane % 2 * 8, me.lane / 2)
+                                    : element(product.a, first_row + me.lane / 2, me.lane % 2 * 8);
       if (index < reads)
-        return product.b.transposed ? element(product.b, first_column + me.lane % 4 * 8, first_step + me.lane / 4) : element(product.b, first_column + me.lane, first_step);
+        return product.b.transposed ? element(product.b, first_column + me.lane % 4 * 8, first_step + me.lane / 4)
+                                    : element(product.b, first_column + me.lane, first_step);
       index -= reads;
     }
   return nullptr;

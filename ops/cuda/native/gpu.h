@@ -74,14 +74,21 @@ __device__ inline void cp_async_wait() {
 // --- matrix fragments. With g = lane / 4 and t = lane % 4 * 2:
 /// Four matrices of 8 x 8 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8; register m holds columns t and t + 1 of row g of matrix m.
 __device__ inline void ldmatrix_x4(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
 }
 /// The same of the matrices transposed: register m holds rows t and t + 1 of column g.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
 }
-/// d += a b, with a [16, 16] and b [16, 8] of bf16 and d [16, 8] of f32. a: registers 0 and 1 hold columns t and t + 1 of rows g and g + 8, registers 2 and 3 columns
-/// t + 8 and t + 9 of them. b0 holds rows t and t + 1 of column g, b1 rows t + 8 and t + 9. d: 0 and 1 are columns t and t + 1 of row g, 2 and 3 of row g + 8.
+/// d += a b, with a [16, 16] and b [16, 8] of bf16 and d [16, 8] of f32. a: registers 0 and 1 hold columns t and t + 1 of rows g and g + 8, registers
+/// 2 and 3 columns t + 8 and t + 9 of them. b0 holds rows t and t + 1 of column g, b1 rows t + 8 and t + 9. d: 0 and 1 are columns t and t + 1 of row
+/// g, 2 and 3 of row g + 8.
 __device__ inline void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

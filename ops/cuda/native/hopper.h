@@ -9,13 +9,15 @@ namespace gpu {
 
 /// wgmma's descriptor of such a tile: its start, 1024 bytes from one group of eight rows to the next, the 128-byte swizzle. 16 columns further: 32 bytes more.
 __device__ inline uint64_t tile_desc(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(1) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(1) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
+         static_cast<uint64_t>(1) << 62;
 }
 
-/// The same of tiles whose rows are steps of k: the operand's rows (columns of b) lie along the 128 bytes, 64 in a tile and the next 64 in another one `next` bytes
-/// further. 16 steps further: 2048 bytes more.
+/// The same of tiles whose rows are steps of k: the operand's rows (columns of b) lie along the 128 bytes, 64 in a tile and the next 64 in another one
+/// `next` bytes further. 16 steps further: 2048 bytes more.
 __device__ inline uint64_t transposed_tile_desc(uint32_t address, uint32_t next) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>((next & 0x3ffff) >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>((next & 0x3ffff) >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
+         static_cast<uint64_t>(1) << 62;
 }
 
 // --- barriers in shared memory, 8 bytes at a multiple of 8
@@ -39,7 +41,8 @@ __device__ inline void mbar_wait(uint32_t barrier, int parity) {
 /// Copies the tile whose first element is (row y, column x) of the matrix to shared memory; what lies outside is zero. One thread does, and the bytes count on
 /// `barrier`.
 __device__ inline void tma_load_2d(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y)
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+               ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y)
                : "memory");
 }
 /// Copies a tile from shared memory to the matrix; nothing is written outside. After `fence_proxy_async` and a barrier, by one thread.
@@ -128,7 +131,8 @@ __device__ inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
       "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
+      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
       "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),

@@ -102,7 +102,8 @@ cublasStatus_t library_product(cudaStream_t stream, const float* a, const float*
     lt.cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_ORDER, &by_rows, sizeof by_rows);
   }
   const float one = 1, zero = 0;
-  const cublasStatus_t status = lt.cublasLtMatmul(handle, product, &one, a, layouts[0], b, layouts[1], &zero, d, layouts[2], d, layouts[2], nullptr, nullptr, 0, stream);
+  const cublasStatus_t status =
+      lt.cublasLtMatmul(handle, product, &one, a, layouts[0], b, layouts[1], &zero, d, layouts[2], d, layouts[2], nullptr, nullptr, 0, stream);
   for (cublasLtMatrixLayout_t const layout : layouts) lt.cublasLtMatrixLayoutDestroy(layout);
   lt.cublasLtMatmulDescDestroy(product);
   lt.cublasLtDestroy(handle);
@@ -117,7 +118,8 @@ std::string run() {
   cudaStreamCreateWithFlags(&transfer, cudaStreamNonBlocking);
   cudaEventCreateWithFlags(&arrived, cudaEventDisableTiming);
   const std::vector<gpu::bf16> a = matrix(rows * depth, 7), b = matrix(columns * depth, 5);
-  gpu::bf16 *const device_a = allocate<gpu::bf16>(rows * depth), *const device_b = allocate<gpu::bf16>(columns * depth), *const device_a2 = allocate<gpu::bf16>(rows * depth);
+  gpu::bf16 *const device_a = allocate<gpu::bf16>(rows * depth), *const device_b = allocate<gpu::bf16>(columns * depth),
+                   *const device_a2 = allocate<gpu::bf16>(rows * depth);
   float *const wide_a = allocate<float>(rows * depth), *const wide_b = allocate<float>(columns * depth);
   float *const ours = allocate<float>(rows * columns), *const library = allocate<float>(rows * columns);
   int* const count = allocate<int>(1);
@@ -154,8 +156,8 @@ std::string run() {
   cudaStreamSynchronize(transfer);
   const std::string failure = emulation::failure();
   emulation::recover();
-  for (void* const memory : {static_cast<void*>(device_a), static_cast<void*>(device_b), static_cast<void*>(wide_a), static_cast<void*>(wide_b), static_cast<void*>(ours),
-                             static_cast<void*>(library), static_cast<void*>(count)})
+  for (void* const memory : {static_cast<void*>(device_a), static_cast<void*>(device_b), static_cast<void*>(wide_a), static_cast<void*>(wide_b),
+                             static_cast<void*>(ours), static_cast<void*>(library), static_cast<void*>(count)})
     cudaFree(memory);
   cudaFreeHost(staging);
   cudaEventDestroy(arrived);
