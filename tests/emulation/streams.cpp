@@ -14,7 +14,7 @@ namespace emulation {
 
 namespace {
 
-constexpr int64_t patience = 100;  ///< milliseconds after which late work runs though nothing waits for it
+constexpr int64_t patience = 2000;  ///< milliseconds after which late work runs though nothing waits for it
 
 }  // namespace
 
