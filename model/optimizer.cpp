@@ -3,6 +3,8 @@
 #include <bit>
 #include <cmath>
 
+#include "ops/kernels.h"
+
 namespace quire {
 
 namespace {
@@ -38,6 +40,8 @@ AdamW::AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options) : param
   for (const Parameter& p : parameters)
     if (p.counted) counted_.push_back({p.gradients.at(0).elements(), p.gradients[0].raw(), squares_.data<double>() + p.index});
 }
+
+AdamW::~AdamW() = default;
 
 Tensor AdamW::measure(Rank& rank) {
   fill_zero(rank, squares_);

@@ -3,9 +3,11 @@
 #include <optional>
 
 #include "model/parameters.h"
-#include "ops/kernels.h"
 
 namespace quire {
+
+struct AdamWTensor;
+struct SquaresTensor;
 
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -24,6 +26,7 @@ struct StepOutcome {
 class AdamW {
  public:
   AdamW(Rank& rank, ParameterSet& parameters, AdamWOptions options);
+  ~AdamW();
 
   /// One update from gradients[0] of every parameter (after ParameterSet::combine_uses). loss [1] f64: a non-finite one skips the step.
   void step(Rank& rank, const Tensor& loss, double learning_rate) { measure(rank); apply(rank, loss, learning_rate); }

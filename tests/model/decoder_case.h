@@ -90,12 +90,18 @@ inline Doubles logits_of(Rank& rank, Model& model, const Microbatch& microbatch,
   return widened(rank, model.logits(rank, model.hidden(tape, microbatch, options).tensor));
 }
 
+/// What backward is given: another tensor than the one that was announced, but on a device, where it must be the same.
+inline Tensor loss_gradient(Rank& rank, const ForwardOptions& options, double scale) {
+  if (options.loss_gradient.defined() && !options.loss_gradient.on_host()) return options.loss_gradient;
+  return Tensor::from<double>(rank, {1}, Doubles{scale});
+}
+
 /// Gradient of scale * loss at the embedding's output.
 inline Doubles embedding_gradient(Rank& rank, Model& model, const Microbatch& microbatch, const ForwardOptions& options = {}, double scale = 1) {
   Tape silent(rank, false), tape(rank);
   const Value x = tape.leaf(model.forward(silent, {}, microbatch, options, 0, 1).tensor);
   const Value loss = model.forward(tape, x, microbatch, options, 1, model.layers().size());
-  const Tensor gradient = Tensor::from<double>(rank, {1}, Doubles{scale});
+  const Tensor gradient = loss_gradient(rank, options, scale);
   tape.backward(std::span(&loss, 1), std::span(&gradient, 1));
   return widened(rank, tape.take_gradient(x));
 }
@@ -110,7 +116,7 @@ inline Outcome outcome(Rank& rank, Model& model, const Microbatch& microbatch, c
   Tape tape(rank);
   const Value loss = model.loss(tape, microbatch, options);
   result.loss = loss.tensor.to_vector<double>()[0];
-  const Tensor gradient = Tensor::from<double>(rank, {1}, Doubles{scale});
+  const Tensor gradient = loss_gradient(rank, options, scale);
   tape.backward(std::span(&loss, 1), std::span(&gradient, 1), mode);
   if (mode == BackwardMode::input_only) tape.backward_weights();
   model.parameters().combine_uses(rank);

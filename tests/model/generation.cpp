@@ -143,9 +143,9 @@ BOOST_AUTO_TEST_CASE(a_sequence_is_the_same_alone_and_beside_others_to_the_bit) 
       ModelConfig config = small_config();
       config.sliding_window = {window};
       Setup setup(config, dtype);
-      const auto prompts = random_prompts(random, on_cpu() ? 7 : 4, 61);
+      const auto prompts = random_prompts(random, on_cpu() ? 7 : 3, 61);
       GenerationOptions options;
-      options.tokens = on_cpu() ? 60 : 20;
+      options.tokens = on_cpu() ? 60 : 12;
       options.end_tokens = {3, 17};  // sequences end at different steps, and the cache is packed anew without them
       const std::vector<Generated> together = generate(setup.rank, setup.model, prompts, options);
       std::set<size_t> lengths;
