@@ -73,7 +73,7 @@ void add_model(std::vector<ConfigKey>& keys) {
                         "Tokens a query sees, itself included: one integer for all layers or one per layer. 0: the whole document."));
   keys.push_back(later_choices(choice("model", "attention_backend", SLOT(model.attention_backend), {"block", "dense", "cudnn"},
                                       "`block`: tiled, skips what no document needs; `dense`: the reference with a whole mask."),
-                               {"cudnn"}, "this build has no CUDA backend"));
+                               {"cudnn"}, "cuDNN's attention is not built yet"));
 }
 
 void add_train(std::vector<ConfigKey>& keys) {
