@@ -61,4 +61,66 @@ struct CrossEntropyProblem {
   }
 };
 
+/// Rows that are ignored give exact zeros, whatever they hold.
+inline void check_ignored_rows(Rank& rank) {
+  std::mt19937_64 random(4);
+  CrossEntropyProblem<float> problem(random, 4, 19, 0.1);
+  problem.targets.assign(4, -100);
+  problem.logits[20] = std::numeric_limits<float>::quiet_NaN();
+  problem.logits[50] = std::numeric_limits<float>::infinity();
+  problem.scale = std::numeric_limits<double>::quiet_NaN();
+  const auto forward = problem.forward(rank);
+  BOOST_TEST(same_bits(forward.nll, std::vector<float>(4)));
+  BOOST_TEST(same_bits(problem.backward(rank, forward.lse), std::vector<float>(4 * 19)));
+  // Control: a row that is scored shows them.
+  problem.targets[1] = 0;
+  BOOST_TEST(std::isnan(problem.forward(rank).nll[1]));
+  BOOST_TEST(!same_bits(problem.backward(rank, forward.lse), std::vector<float>(4 * 19)));
+}
+
+/// NaN and infinity of a scored row are never hidden, and stay in it.
+inline void check_not_finite(Rank& rank) {
+  std::mt19937_64 random(5);
+  for (size_t at = 0; at < 19; ++at)
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      CrossEntropyProblem<float> problem(random, 2, 19, 0);
+      problem.targets = {3, 3};
+      problem.logits[at] = bad;
+      const auto forward = problem.forward(rank);
+      BOOST_TEST((!std::isfinite(forward.nll[0]) && std::isfinite(forward.nll[1])));
+      const auto gradient = problem.backward(rank, forward.lse);
+      BOOST_TEST((std::isnan(gradient[at]) && std::isfinite(gradient[19 + at])));
+    }
+}
+
+inline void check_large_and_masked_logits(Rank& rank) {
+  std::mt19937_64 random(6);
+  CrossEntropyProblem<float> problem(random, 1, 37, 0);
+  problem.scale = 1;
+  problem.targets = {2};
+  for (const float offset : {1e4f, -1e4f}) {
+    problem.logits.assign(37, -std::numeric_limits<float>::infinity());
+    problem.logits[1] = offset;
+    problem.logits[2] = offset - 1;
+    const auto forward = problem.forward(rank);
+    BOOST_TEST(std::abs(forward.nll[0] - 1.3132617f) < 1e-6f);
+    const auto gradient = problem.backward(rank, forward.lse);
+    BOOST_TEST(std::abs(gradient[1] - 0.7310586f) < 1e-3f);  // lse itself has a step of 1e-3 here
+    BOOST_TEST((gradient[0] == 0 && gradient[36] == 0));
+  }
+}
+
+/// The loss of a sure prediction keeps its digits.
+inline void check_sure_prediction(Rank& rank) {
+  std::mt19937_64 random(7);
+  CrossEntropyProblem<float> problem(random, 1, 37, 0);
+  problem.targets = {20};
+  problem.logits.assign(37, -20);
+  problem.logits[20] = 0;
+  const double exact = std::log1p(36 * std::exp(-20.0));  // 7e-8, less than the step of f32 at 1
+  BOOST_TEST(std::abs(problem.forward(rank).nll[0] - exact) <= 1e-6 * exact);
+  problem.logits[7] = 0;  // two largest
+  BOOST_TEST(std::abs(problem.forward(rank).nll[0] - std::log(2.0)) <= 1e-7);
+}
+
 }  // namespace quire::test

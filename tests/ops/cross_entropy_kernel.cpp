@@ -84,68 +84,19 @@ BOOST_AUTO_TEST_CASE(gradient_is_that_of_finite_differences) {
 }
 
 BOOST_AUTO_TEST_CASE(ignored_rows_give_exact_zeros_whatever_they_hold) {
-  std::mt19937_64 random(4);
-  for (const ThreadRanks& ranks : every_rank()) {
-    Problem<float> problem(random, 4, 19, 0.1);
-    problem.targets.assign(4, -100);
-    problem.logits[20] = std::numeric_limits<float>::quiet_NaN();
-    problem.logits[50] = std::numeric_limits<float>::infinity();
-    problem.scale = std::numeric_limits<double>::quiet_NaN();
-    const auto forward = problem.forward(ranks.one());
-    BOOST_TEST(same_bits(forward.nll, std::vector<float>(4)));
-    BOOST_TEST(same_bits(problem.backward(ranks.one(), forward.lse), std::vector<float>(4 * 19)));
-  }
+  for (const ThreadRanks& ranks : every_rank()) check_ignored_rows(ranks.one());
 }
 
 BOOST_AUTO_TEST_CASE(nan_and_infinity_in_a_scored_row_are_never_hidden) {
-  std::mt19937_64 random(5);
-  for (const ThreadRanks& ranks : every_rank())
-    for (int64_t at = 0; at < 19; ++at)
-      for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        Problem<float> problem(random, 2, 19, 0);
-        problem.targets = {3, 3};
-        problem.logits[static_cast<size_t>(at)] = bad;
-        const auto forward = problem.forward(ranks.one());
-        BOOST_TEST(!std::isfinite(forward.nll[0]));
-        BOOST_TEST(std::isfinite(forward.nll[1]));
-        const auto gradient = problem.backward(ranks.one(), forward.lse);
-        BOOST_TEST(std::isnan(gradient[static_cast<size_t>(at)]));
-        BOOST_TEST(std::isfinite(gradient[19 + static_cast<size_t>(at)]));
-      }
+  for (const ThreadRanks& ranks : every_rank()) check_not_finite(ranks.one());
 }
 
 BOOST_AUTO_TEST_CASE(large_and_masked_logits_are_stable) {
-  for (const ThreadRanks& ranks : every_rank()) {
-    std::mt19937_64 random(6);
-    Problem<float> problem(random, 1, 37, 0);
-    problem.scale = 1;
-    problem.targets = {2};
-    for (const float offset : {1e4f, -1e4f}) {
-      problem.logits.assign(37, -std::numeric_limits<float>::infinity());
-      problem.logits[1] = offset;
-      problem.logits[2] = offset - 1;
-      const auto forward = problem.forward(ranks.one());
-      BOOST_TEST(std::abs(forward.nll[0] - 1.3132617f) < 1e-6f);
-      const auto gradient = problem.backward(ranks.one(), forward.lse);
-      BOOST_TEST(std::abs(gradient[1] - 0.7310586f) < 1e-3f);  // lse itself has a step of 1e-3 here
-      BOOST_TEST(gradient[0] == 0);
-      BOOST_TEST(gradient[36] == 0);
-    }
-  }
+  for (const ThreadRanks& ranks : every_rank()) check_large_and_masked_logits(ranks.one());
 }
 
 BOOST_AUTO_TEST_CASE(loss_of_a_sure_prediction_keeps_its_digits) {
-  for (const ThreadRanks& ranks : every_rank()) {
-    std::mt19937_64 random(9);
-    Problem<float> problem(random, 1, 37, 0);
-    problem.targets = {20};
-    problem.logits.assign(37, -20);
-    problem.logits[20] = 0;
-    const double exact = std::log1p(36 * std::exp(-20.0));  // 7e-8, less than the step of f32 at 1
-    BOOST_TEST(std::abs(problem.forward(ranks.one()).nll[0] - exact) <= 1e-6 * exact);
-    problem.logits[7] = 0;  // two largest
-    BOOST_TEST(std::abs(problem.forward(ranks.one()).nll[0] - std::log(2.0)) <= 1e-7);
-  }
+  for (const ThreadRanks& ranks : every_rank()) check_sure_prediction(ranks.one());
 }
 
 BOOST_AUTO_TEST_CASE(uniform_logits_read_the_logarithm_of_the_vocabulary) {

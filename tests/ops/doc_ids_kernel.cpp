@@ -1,71 +1,15 @@
 // Document starts, ids, positions and tile ranges against a literal counter loop.
-#include "ops/kernel_test.h"
+#include "ops/doc_ids_case.h"
 
 using namespace quire;
 using namespace quire::test;
+using namespace quire::test::doc_ids;
 
 namespace {
 
-constexpr int32_t eos = 2;
-
-struct Literal { std::vector<int32_t> starts, ids, positions; };
-
-/// The counter loop: after each EOS a document begins.
-Literal literal(const std::vector<int32_t>& tokens) {
-  Literal out;
-  int32_t start = 0, id = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    out.starts.push_back(start);
-    out.ids.push_back(id);
-    out.positions.push_back(static_cast<int32_t>(i) - start);
-    if (tokens[i] == eos) {
-      start = static_cast<int32_t>(i + 1);
-      ++id;
-    }
-  }
-  return out;
-}
-
-std::vector<int32_t> starts_from_eos(Rank& rank, const std::vector<int32_t>& tokens) {
-  std::vector<int32_t> starts = unwritten<int32_t>(static_cast<int64_t>(tokens.size()));
-  run_kernel(rank, StartsFromEosArgs{static_cast<int64_t>(tokens.size()), tokens.data(), eos, starts.data()});
-  close_output(starts);
-  return starts;
-}
-std::vector<int32_t> ids_from_starts(Rank& rank, const std::vector<int32_t>& starts) {
-  std::vector<int32_t> ids = unwritten<int32_t>(static_cast<int64_t>(starts.size()));
-  run_kernel(rank, DocumentIdsArgs{static_cast<int64_t>(starts.size()), starts.data(), ids.data()});
-  close_output(ids);
-  return ids;
-}
-std::vector<int32_t> starts_from_ids(Rank& rank, const std::vector<int32_t>& ids) {
-  std::vector<int32_t> starts = unwritten<int32_t>(static_cast<int64_t>(ids.size()));
-  run_kernel(rank, StartsFromIdsArgs{static_cast<int64_t>(ids.size()), ids.data(), starts.data()});
-  close_output(starts);
-  return starts;
-}
-
-/// Tokens of which about one in `per_eos` is EOS (0: none).
-std::vector<int32_t> random_tokens(std::mt19937_64& random, int64_t count, uint64_t per_eos) {
-  std::vector<int32_t> tokens;
-  for (int64_t i = 0; i < count; ++i) tokens.push_back(per_eos && random() % per_eos == 0 ? eos : 3 + static_cast<int32_t>(random() % 50));
-  return tokens;
-}
-
-void check(const ThreadRanks& ranks, const std::vector<int32_t>& tokens) {
-  const Literal expected = literal(tokens);
-  std::vector<int32_t> spread = expected.ids, indices(tokens.size());
-  for (int32_t& id : spread) id = 3 * id - 1000;  // ascending, not dense
-  std::iota(indices.begin(), indices.end(), 0);
-  for (const auto& rank : ranks.by_threads) {
-    bool right = starts_from_eos(*rank, tokens) == expected.starts && ids_from_starts(*rank, expected.starts) == expected.ids &&
-                 starts_from_ids(*rank, expected.ids) == expected.starts && starts_from_ids(*rank, spread) == expected.starts;
-    std::vector<int32_t> positions = unwritten<int32_t>(static_cast<int64_t>(tokens.size()));
-    run_kernel(*rank, PositionsArgs{static_cast<int64_t>(tokens.size()), indices.data(), expected.starts.data(), positions.data()});
-    close_output(positions);
-    right = right && positions == expected.positions;
-    if (!right) BOOST_ERROR(ranks.instruction_set << ": " << tokens.size() << " tokens, " << rank->pool().threads() << " threads");
-  }
+void check_all(const ThreadRanks& ranks, const Numbers& tokens) {
+  for (const auto& rank : ranks.by_threads)
+    BOOST_TEST_CONTEXT(ranks.instruction_set << ", " << rank->pool().threads() << " threads") { check(*rank, tokens); }
 }
 
 }  // namespace
@@ -76,32 +20,32 @@ BOOST_AUTO_TEST_CASE(random_tokens_of_every_length_equal_the_counter_loop) {
   std::mt19937_64 random(1);
   for (const ThreadRanks& ranks : every_rank())
     for (int64_t count = 0; count <= 70; ++count)
-      for (const uint64_t per_eos : {0, 1, 2, 5, 40}) check(ranks, random_tokens(random, count, per_eos));
+      for (const uint64_t per_eos : {0, 1, 2, 5, 40}) check_all(ranks, random_tokens(random, count, per_eos));
 }
 
 BOOST_AUTO_TEST_CASE(chunk_edges_equal_the_counter_loop) {
   std::mt19937_64 random(2);
   for (const ThreadRanks& ranks : every_rank())
     for (const int64_t count : {16383, 16384, 16385, 32768, 32769, 60001}) {
-      for (const uint64_t per_eos : {0, 1, 3, 300, 20000}) check(ranks, random_tokens(random, count, per_eos));
+      for (const uint64_t per_eos : {0, 1, 3, 300, 20000}) check_all(ranks, random_tokens(random, count, per_eos));
       for (const int64_t at : {0, 16382, 16383, 16384, 32767, 32768}) {  // a single EOS beside an edge
         auto tokens = random_tokens(random, count, 0);
         if (at < count) tokens[static_cast<size_t>(at)] = eos;
-        check(ranks, tokens);
+        check_all(ranks, tokens);
       }
     }
 }
 
 BOOST_AUTO_TEST_CASE(eos_first_last_in_runs_or_alone) {
   for (const ThreadRanks& ranks : every_rank()) {
-    check(ranks, {eos});
-    check(ranks, {5});
-    check(ranks, {eos, 5, 6});
-    check(ranks, {5, 6, eos});
-    check(ranks, {eos, eos, eos, 5, eos, eos, 6, 7, 8, 9, 10, eos, eos});
+    check_all(ranks, {eos});
+    check_all(ranks, {5});
+    check_all(ranks, {eos, 5, 6});
+    check_all(ranks, {5, 6, eos});
+    check_all(ranks, {eos, eos, eos, 5, eos, eos, 6, 7, 8, 9, 10, eos, eos});
     std::vector<int32_t> runs(100, 7);
     for (size_t i = 30; i < 60; ++i) runs[i] = eos;
-    check(ranks, runs);
+    check_all(ranks, runs);
   }
 }
 
@@ -109,9 +53,7 @@ BOOST_AUTO_TEST_CASE(positions_use_the_indices_given) {
   // A shard: global indices with gaps, and a document that began on another rank.
   const std::vector<int32_t> indices{100, 101, 102, 200, 201}, starts{40, 40, 102, 199, 199}, expected{60, 61, 0, 1, 2};
   for (const ThreadRanks& ranks : every_rank()) {
-    std::vector<int32_t> positions(5);
-    run_kernel(ranks.one(), PositionsArgs{5, indices.data(), starts.data(), positions.data()});
-    BOOST_TEST(positions == expected);
+    BOOST_TEST(positions(ranks.one(), indices, starts) == expected);
   }
 }
 
@@ -146,7 +88,7 @@ BOOST_AUTO_TEST_CASE(control_a_lost_eos_is_seen) {
   Rank rank;
   auto tokens = random_tokens(random, 200, 20);
   tokens[100] = eos;
-  const Literal expected = literal(tokens);
+  const DocumentNumbers expected = literal(tokens);
   tokens[100] = 5;
   BOOST_TEST((starts_from_eos(rank, tokens) != expected.starts));
 }
