@@ -57,6 +57,25 @@ BOOST_AUTO_TEST_CASE(shards_add_up_to_the_whole) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(one_list_of_runs_serves_tensors_of_different_lengths) {
+  // A cache has room behind its tokens: the same runs, more rows. Each length needs a table of its own.
+  const int64_t tokens = 70, room = 130, width = 8;
+  const AttentionOptions options{.heads = 1, .kv_heads = 1, .head_dim = width};
+  const DocumentRuns runs = shared_runs(Documents::from_lengths(std::vector<int64_t>{5, 64, 1}));
+  const auto values = [&] { return random_values(random, tokens * width); };
+  const std::vector<double> q = values(), k = values(), v = values();
+  const auto attend = [&](int64_t rows) {
+    const auto with_room = [&](std::vector<double> some) {
+      some.resize(static_cast<size_t>(rows * width), std::numeric_limits<double>::quiet_NaN());
+      return shaped<float>(rank, {rows, width}, some);
+    };
+    return values_of<float>(attention_partial(rank, shaped<float>(rank, {tokens, width}, q), with_room(k), with_room(v), runs, runs, options).out);
+  };
+  const std::vector<double> expected = attend(tokens);
+  BOOST_TEST((attend(tokens + room) == expected));
+  BOOST_TEST((attend(tokens) == expected));
+}
+
 BOOST_AUTO_TEST_CASE(queries_in_no_run_are_neither_read_nor_written) {
   for (int time = 0; time < 5; ++time) {
     const int64_t tokens = 1 + static_cast<int64_t>(random() % 140);

@@ -3,6 +3,7 @@
 
 #include "emulation.h"
 #include "model/generation.h"
+#include "parallel/checkpoint_names.h"
 #include "run/memory_case.h"
 #include "run/model_source.h"
 #include "run/selfcheck.h"
@@ -38,6 +39,10 @@ BOOST_AUTO_TEST_CASE(a_run_is_recorded_and_resumes_to_the_same_bits) {
     BOOST_TEST(metrics[i].step == static_cast<int64_t>(i) + 1);
     BOOST_TEST(metrics[i].computed_pairs >= metrics[i].useful_pairs);
   }
+  // Reports come a step late, checkpoints do not.
+  std::set<int64_t> checkpoints;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints_folder(whole.run.dir))) checkpoints.insert(step_of(entry.path().filename().string()).value_or(-1));
+  BOOST_TEST((checkpoints == std::set<int64_t>{2, 4, 5}));
   const std::string log = log_of(whole);
   for (const char* part : {"memory of cuda:0: parameters ", "kernels: ", "cuda:0 ("}) BOOST_TEST(log.find(part) != std::string::npos, part << " is not in " << log);
   const std::map<std::string, std::string> choices = RunFolder(whole.run.dir).choices();
