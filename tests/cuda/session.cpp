@@ -60,6 +60,24 @@ BOOST_AUTO_TEST_CASE(a_run_is_recorded_and_resumes_to_the_same_bits) {
   BOOST_TEST((checkpoint_of(whole) != checkpoint_of(seed)));
 }
 
+BOOST_AUTO_TEST_CASE(a_resumed_run_asks_for_the_algorithms_that_it_recorded) {
+  const emulation::Fresh fresh;
+  Scratch scratch;
+  const Config config = device_config(scratch, "run");
+  run_training(config, 1);
+  {
+    RunFolder folder(config.run.dir);
+    std::map<std::string, std::string> choices = folder.choices();
+    const auto product = std::find_if(choices.begin(), choices.end(), [](const auto& choice) { return choice.first.starts_with("device.matmul."); });
+    BOOST_REQUIRE(product != choices.end());
+    product->second = "of another library";
+    folder.store_choices(choices);
+  }
+  run_training(config, 2);
+  const std::string log = log_of(config);
+  BOOST_TEST(log.find("the recorded choice `of another library` can not be made") != std::string::npos, log);
+}
+
 BOOST_AUTO_TEST_CASE(checkpoints_go_from_the_cpu_to_the_device_and_back) {
   const emulation::Fresh fresh;
   for (const char* dtype : {"f32", "bf16"}) {
