@@ -21,8 +21,9 @@ struct Microbatch {
 
   /// Throws ShapeError unless all three have one length.
   static Microbatch make(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);
-  /// What a pipeline stage works on: tokens only where it embeds, targets only where it scores (empty elsewhere); `valid` counts the targets given.
-  static Microbatch make_stage(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents);
+  /// What a pipeline stage works on: tokens only where it embeds, targets only where it scores (empty elsewhere); `valid` counts the targets given. `positions`
+  /// where a device has them already.
+  static Microbatch make_stage(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents, Tensor positions = {});
   int64_t size() const { return documents.tokens(); }
 };
 

@@ -27,7 +27,7 @@ Microbatch Microbatch::make(Rank& rank, std::span<const int32_t> tokens, std::sp
   return make_stage(rank, tokens, targets, std::move(documents));
 }
 
-Microbatch Microbatch::make_stage(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents) {
+Microbatch Microbatch::make_stage(Rank& rank, std::span<const int32_t> tokens, std::span<const int32_t> targets, Documents documents, Tensor given_positions) {
   const Shape shape{documents.tokens()};
   Microbatch result;
   const auto values = [&](const char* what, std::span<const int32_t> from) {
@@ -39,7 +39,7 @@ Microbatch Microbatch::make_stage(Rank& rank, std::span<const int32_t> tokens, s
   result.targets = values("targets", targets);
   const std::vector<int32_t> positions = documents.positions();
   for (const int32_t position : positions) result.longest = std::max<int64_t>(result.longest, int64_t{position} + 1);
-  result.positions = Tensor::from<int32_t>(rank, shape, positions, Category::data);
+  result.positions = given_positions.defined() ? std::move(given_positions) : Tensor::from<int32_t>(rank, shape, positions, Category::data);
   result.runs = shared_runs(documents);
   result.documents = std::move(documents);
   for (int32_t target : targets) result.valid += target != ignored_target;

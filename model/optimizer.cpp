@@ -49,10 +49,11 @@ Tensor AdamW::measure(Rank& rank) {
   return squares_;
 }
 
-void AdamW::apply(Rank& rank, const Tensor& loss, double learning_rate) {
+void AdamW::apply(Rank& rank, const Tensor& loss, double learning_rate, const Tensor& refusals) {
   auto* scalars = static_cast<OptimizerScalars*>(scalars_.raw());
   dispatch(rank, OptimizerScalarsArgs{parameters_.declared(), squares_.data<double>(), loss.data<double>(), learning_rate, options_.clip_norm, options_.beta1,
-                                      options_.beta2, adam_step_.data<int64_t>(), norm_.data<double>(), scalars});
+                                      options_.beta2, adam_step_.data<int64_t>(), norm_.data<double>(), scalars, refusals.defined() ? refusals.elements() : 0,
+                                      refusals.defined() ? refusals.data<double>() : nullptr});
   dispatch(rank, AdamWArgs{parameters_.dtype(), options_.beta1, options_.beta2, options_.eps, scalars, tensors_});
 }
 

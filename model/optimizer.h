@@ -31,9 +31,9 @@ class AdamW {
   /// One update from gradients[0] of every parameter (after ParameterSet::combine_uses). loss [1] f64: a non-finite one skips the step.
   void step(Rank& rank, const Tensor& loss, double learning_rate) { measure(rank); apply(rank, loss, learning_rate); }
   /// The same in two parts, for models spread over ranks: sums of squares [declared parameters] f64 of the gradients that this rank counts, 0 for
-  /// all others; they are made global in place before `apply`.
+  /// all others; they are made global in place before `apply`. `refusals` [n] f64, where given: any that is not 0 skips the step too.
   Tensor measure(Rank& rank);
-  void apply(Rank& rank, const Tensor& loss, double learning_rate);
+  void apply(Rank& rank, const Tensor& loss, double learning_rate, const Tensor& refusals = {});
   /// Of the last step. Waits for a device's work.
   StepOutcome outcome() const { return outcome_of(outcome_.to_vector<double>()); }
   /// The same in two parts: starts to bring it to the host, and makes of what came what it says. Steps may be made between.

@@ -44,6 +44,11 @@ BoundaryTable RunList::table(Rank& rank, int64_t tokens) const {
   return view(made);
 }
 
+void RunList::set_table(Rank& rank, const Tensor& global, const Tensor& start, const Tensor& tiles) {
+  tables_ = std::make_shared<Tables>();
+  tables_->list.push_back({&rank, global.elements(), {}, global, start, tiles});
+}
+
 std::string_view name_of(AttentionBackend backend) { return backend == AttentionBackend::block ? "block" : "dense"; }
 
 namespace {

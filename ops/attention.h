@@ -24,6 +24,9 @@ class RunList : public std::vector<DocumentRun> {
   RunList& operator=(const RunList&) = delete;
   /// For tensors of `tokens` rows on this rank's device; empty where the rank has none.
   BoundaryTable table(Rank& rank, int64_t tokens) const;
+  /// Gives the table itself, of boundaries that came to the device and that the host has not seen: global and start [tokens], tiles [4 * tiles] i32. The runs are then those
+  /// that are expected, and count the work.
+  void set_table(Rank& rank, const Tensor& global, const Tensor& start, const Tensor& tiles);
 
  private:
   struct Tables;

@@ -249,7 +249,7 @@ struct OptimizerScalars {
   int64_t skip;        ///< nonzero: change nothing
 };
 /// Fills the scalars of a step. norm[0] = sqrt of the sum of squares[0 .. count) in order; clip = min(1, clip_norm / norm), 1 where clip_norm is 0;
-/// skip where the norm or loss[0] is not finite, else adam_step[0] grows by one and the bias corrections are those of the new step.
+/// skip where the norm or loss[0] is not finite or any of `refusals` is not 0, else adam_step[0] grows by one and the bias corrections are those of the new step.
 struct OptimizerScalarsArgs {
   static constexpr const char* op = "optimizer_scalars";
   int64_t count;
@@ -259,6 +259,8 @@ struct OptimizerScalarsArgs {
   int64_t* adam_step;
   double* norm;
   OptimizerScalars* scalars;
+  int64_t refusals_count = 0;
+  const double* refusals = nullptr;
 };
 /// One parameter as AdamW sees it: master and moments of type A, gradient of type A; value (T) is the rounded master where it is another tensor.
 struct AdamWTensor {
@@ -325,8 +327,29 @@ struct CompareRecordsArgs {
   int64_t bytes;
   const void* found;
   const void* expected;
-  int64_t* flag;
-  int64_t code;  ///< not 0
+  double* flag;
+  double code;  ///< not 0
+};
+/// Boundaries of tokens that were received, as they are computed with: a token's index and start as they came where they can be (0 <= start <= index < microbatch_tokens,
+/// index - start < most_positions), else those that were expected.
+struct ReceivedBoundariesArgs {
+  static constexpr const char* op = "received_boundaries";
+  int64_t tokens_count, microbatch_tokens, most_positions;
+  const int32_t* indices;  ///< null: 0, 1, ...; the same for those expected
+  const int32_t* starts;
+  const int32_t* expected_indices;
+  const int32_t* expected_starts;
+  int32_t* global;     ///< [tokens] index
+  int32_t* start;      ///< [tokens]
+  int32_t* positions;  ///< [tokens] index - start; null where nobody wants them
+};
+/// A table's tiles, of its tokens.
+struct BoundaryTilesArgs {
+  static constexpr const char* op = "boundary_tiles";
+  int64_t tokens_count;
+  const int32_t* global;
+  const int32_t* start;
+  TileBoundaries* tiles;
 };
 /// digest[0] = digest_of_documents (runtime/documents_digest.h) of these indices and starts.
 struct DocumentsDigestArgs {

@@ -1,5 +1,6 @@
 #include "parallel/boundary_record.h"
 
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -15,7 +16,9 @@ struct Layout {
   int64_t step, stage, microbatch, tokens;
   uint64_t digest, plan, spare;
 };
-static_assert(sizeof(Layout) == boundary_header_words * sizeof(int32_t));
+static_assert(sizeof(Layout) == boundary_header_words * sizeof(int32_t) && offsetof(Layout, digest) == boundary_digest_offset);
+
+constexpr int64_t most_stages = int64_t{1} << 12, most_layers = int64_t{1} << 12;  ///< of codes
 
 bool is_whole(const Documents& documents) {
   for (int64_t i = 0; i < documents.tokens(); ++i)
@@ -54,6 +57,15 @@ BoundaryRecord read_boundary_record(const Tensor& record, int64_t tokens) {
     fail<BoundaryError>("boundary_record", "the boundaries received for stage {}, microbatch {} can not be: {}", layout.stage, layout.microbatch, error.what());
   }
   return result;
+}
+
+double code_of(const BoundaryMismatch& mismatch) {
+  return static_cast<double>(1 + (mismatch.microbatch * most_stages + mismatch.stage) * most_layers + mismatch.layer + 1);
+}
+
+BoundaryMismatch mismatch_of(double code) {
+  const int64_t number = static_cast<int64_t>(code) - 1;
+  return {number / most_layers % most_stages, number / most_layers / most_stages, number % most_layers - 1};
 }
 
 }  // namespace quire

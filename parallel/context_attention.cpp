@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "parallel/boundary_record.h"
 #include "parallel/context_pass.h"
+#include "parallel/device_boundaries.h"
 
 namespace quire {
 
@@ -30,13 +30,14 @@ const Tensor& ContextPass::record_of(KeyMessage& message) const {
 Tensor ContextPass::empty_record(const Tensor& expected) const { return Tensor::empty(rank(), expected.shape(), expected.dtype(), Category::data); }
 
 ContextPass::ReceivedRuns ContextPass::runs_of(ContextStepWork& step, const std::vector<Tensor>& records) const {
+  if (rank().accelerator() != nullptr) return {runs_on_device(step, records), true};
   std::optional<ContextStepWork> received;  // where it is not what is expected
   for (size_t i = 0; i < records.size(); ++i) {
     if (!records[i].defined()) continue;
     // Equal bytes are equal documents of the same step, stage, microbatch and plan: nothing is to be read from them again.
     const Tensor& expected = record_of(step.receives[i]);
     if (std::memcmp(records[i].raw(), expected.raw(), static_cast<size_t>(expected.bytes())) == 0) continue;
-    if (!executor_.mismatch_) executor_.mismatch_ = {work_->stage, work_->microbatch, layer_};
+    if (!executor_.mismatch_) executor_.mismatch_ = BoundaryMismatch{work_->stage, work_->microbatch, layer_};
     if (!received) received = ContextStepWork{.receives = step.receives};
     Documents& documents = received->receives[i].documents;
     try {
@@ -48,6 +49,20 @@ ContextPass::ReceivedRuns ContextPass::runs_of(ContextStepWork& step, const std:
   if (received) return {received_key_runs(*received), false};
   if (step.key_runs == nullptr) step.key_runs = received_key_runs(step);
   return {step.key_runs, true};
+}
+
+DocumentRuns ContextPass::runs_on_device(ContextStepWork& step, const std::vector<Tensor>& records) const {
+  if (step.key_runs == nullptr) step.key_runs = received_key_runs(step);
+  const DeviceBoundaries all = DeviceBoundaries::empty(rank(), step.received, false);
+  for (size_t i = 0; i < step.receives.size(); ++i) {
+    KeyMessage& message = step.receives[i];
+    if (message.count == 0) continue;
+    const Tensor& expected = record_of(message);
+    const bool came = records[i].defined();  // else they are this rank's own
+    if (came) compare_boundary_records(rank(), records[i], expected, executor_.flag_, code_of({work_->stage, work_->microbatch, layer_}));
+    take_boundaries(rank(), came ? records[i] : expected, expected, message.count, {work_->whole.tokens(), work_->whole.tokens()}, all, message.first);
+  }
+  return runs_of_boundaries(rank(), *step.key_runs, all);
 }
 
 Tensor ContextPass::returned(const Tensor& gradients) const {
@@ -62,6 +77,7 @@ Tensor ContextPass::returned(const Tensor& gradients) const {
 
 ContextAttention::ContextAttention(Rank& rank, Communicator& group, ContextPlanner& planner) : rank_(rank), group_(group), planner_(planner) {
   if (planner.ranks() != group.size()) fail<StateError>("context", "plans for {} ranks in a group of {}", planner.ranks(), group.size());
+  if (rank.accelerator() != nullptr) flag_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
 }
 
 ContextAttention::~ContextAttention() = default;
@@ -95,6 +111,13 @@ void ContextAttention::finish() {
   sends_.clear();
 }
 
-std::optional<ContextMismatch> ContextAttention::take_mismatch() { return std::exchange(mismatch_, std::nullopt); }
+std::optional<BoundaryMismatch> ContextAttention::take_mismatch() {
+  if (flag_.defined()) {
+    const double code = flag_.to_vector<double>().at(0);
+    if (code != 0 && !mismatch_) mismatch_ = mismatch_of(code);
+    fill_zero(rank_, flag_);
+  }
+  return std::exchange(mismatch_, std::nullopt);
+}
 
 }  // namespace quire

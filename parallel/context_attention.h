@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/model.h"
+#include "parallel/boundary_record.h"
 #include "parallel/communicator.h"
 #include "parallel/context_planner.h"
 
@@ -61,10 +62,6 @@ class ContextTamper {
   virtual bool gives_gradients_to_wrong_owner() const { return false; }
 };
 
-struct ContextMismatch {
-  int64_t stage = 0, microbatch = 0, layer = 0;
-};
-
 /// Every rank of the group makes the same calls in the same order.
 class ContextAttention final : public AttentionExecutor {
  public:
@@ -82,8 +79,10 @@ class ContextAttention final : public AttentionExecutor {
   /// Waits until everything sent has been received: at a pass' end.
   void finish();
 
-  /// The first message since the last call whose boundaries were not those of the plan.
-  std::optional<ContextMismatch> take_mismatch();
+  /// The first message since the last call whose boundaries were not those of the plan. On a device this waits for its work: a host read.
+  std::optional<BoundaryMismatch> take_mismatch();
+  /// On a device: [1] f64 there, `code_of` the first of them, 0 for none. Undefined elsewhere.
+  const Tensor& mismatch_flag() const { return flag_; }
   void set_tamper(ContextTamper* tamper) { tamper_ = tamper; }
   ContextPlanner& planner() { return planner_; }
 
@@ -93,7 +92,8 @@ class ContextAttention final : public AttentionExecutor {
   Communicator& group_;
   ContextPlanner& planner_;
   ContextTamper* tamper_ = nullptr;
-  std::optional<ContextMismatch> mismatch_;
+  std::optional<BoundaryMismatch> mismatch_;
+  Tensor flag_;  ///< instead of it on a device
   std::vector<Request> sends_;  ///< under way
 };
 

@@ -33,6 +33,8 @@ class ContextPass {
     bool expected;
   };
   ReceivedRuns runs_of(ContextStepWork& step, const std::vector<Tensor>& records) const;
+  /// The same where a device compares and looks up, and the host counts what is expected.
+  DocumentRuns runs_on_device(ContextStepWork& step, const std::vector<Tensor>& records) const;
 
   /// Gradients that came back to their owner, in the order in which they are added to its rows.
   Tensor returned(const Tensor& gradients) const;

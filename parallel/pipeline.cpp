@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "parallel/boundary_record.h"
+#include "parallel/device_boundaries.h"
 
 namespace quire {
 
@@ -17,6 +17,7 @@ struct Passage {
   Value input, output;
   Tensor output_gradient, input_gradient;
   Tensor record, activations;  ///< as received
+  DeviceBoundaries boundaries; ///< on a device, where they came from another stage
   Request record_arrived, activations_arrived, gradient_arrived;
 };
 
@@ -122,7 +123,7 @@ class PipelinePass {
     Communicator& group = pipeline_.group_;
     if (is_forward(action)) {
       Passage& p = passage(action.stage - 1, action.microbatch);
-      const Tensor record = make_boundary_record(rank_, {work_.step, action.stage, host(action).index}, p.microbatch.documents);
+      const Tensor record = record_for(action, p);
       note_sent(action, peer, record.bytes() + p.output.tensor.bytes());
       sends_.push_back(group.send(record, peer, label(MessageKind::boundaries, action)));
       sends_.push_back(group.send(p.output.tensor, peer, label(MessageKind::activations, action)));
@@ -133,6 +134,13 @@ class PipelinePass {
       sends_.push_back(group.send(p.input_gradient, peer, label(MessageKind::activation_gradients, action)));
       p.input_gradient = {};
     }
+  }
+
+  /// Of what the stage before `action`'s masked with.
+  Tensor record_for(const Action& action, const Passage& before) const {
+    const BoundaryHeader header{work_.step, action.stage, host(action).index};
+    if (before.boundaries.defined()) return make_boundary_record(rank_, header, before.microbatch.documents, before.boundaries);
+    return make_boundary_record(rank_, header, before.microbatch.documents);
   }
 
   void note_sent(const Action& consumer, int peer, int64_t bytes) {
@@ -183,11 +191,13 @@ class PipelinePass {
     if (action.stage == 0) {
       documents = *p.planned;
     } else if (received) {
-      documents = received_documents(action, p);
+      if (rank_.accelerator() != nullptr) p.boundaries = received_boundaries(action, p);
+      documents = p.boundaries.defined() ? *p.planned : received_documents(action, p);
       p.input = p.tape->leaf(std::exchange(p.activations, {}));
     } else {
       Passage& before = passage(action.stage - 1, action.microbatch);
       documents = before.microbatch.documents;
+      p.boundaries = before.boundaries;
       p.input = p.tape->leaf(before.output.tensor);
       if (!training_) passages_.erase({action.stage - 1, action.microbatch});
     }
@@ -196,10 +206,18 @@ class PipelinePass {
     std::span<const int32_t> tokens, targets;
     if (action.stage == 0) tokens = own_values("tokens", batch.tokens, action, own_tokens);
     if (action.stage == last_stage_) targets = own_values("targets", batch.targets, action, own_targets);
-    p.microbatch = Microbatch::make_stage(rank_, tokens, targets, std::move(documents));
+    p.microbatch = Microbatch::make_stage(rank_, tokens, targets, std::move(documents), p.boundaries.positions);
+    if (p.boundaries.defined()) p.microbatch.runs = runs_of_boundaries(rank_, p.microbatch.documents.runs(), p.boundaries);
     if (received && pipeline_.tamper_ != nullptr) pipeline_.tamper_->received(action.stage, action.microbatch, p.microbatch);
-    if (received && p.microbatch.documents != *p.planned) note_mismatch(action);
-    if (pipeline_.context_ != nullptr) p.microbatch.work = pipeline_.context_->begin(batch.documents, p.microbatch.documents, work_.step, action.stage, batch.index);
+    if (received && p.microbatch.documents != *p.planned) {
+      p.boundaries = {};  // a tamper's are the host's
+      note_mismatch(action);
+    }
+    if (pipeline_.context_ != nullptr) {
+      const std::shared_ptr<ContextWork> work = pipeline_.context_->begin(batch.documents, p.microbatch.documents, work_.step, action.stage, batch.index);
+      if (p.boundaries.defined() && work->own == p.microbatch.documents) work->own_runs = p.microbatch.runs;  // a tamper's stay
+      p.microbatch.work = work;
+    }
     if (work_.begun) work_.begun(action.stage, action.microbatch, p.microbatch);
   }
 
@@ -225,6 +243,16 @@ class PipelinePass {
     }
     note_mismatch(action);
     return *p.planned;
+  }
+
+  /// On a device a mismatch raises its flag, which the optimizer looks at; the host takes the plan's boundaries for counting alone.
+  DeviceBoundaries received_boundaries(const Action& action, Passage& p) const {
+    const int64_t tokens = p.planned->tokens(), index = host(action).index;
+    const Tensor found = std::exchange(p.record, {}), expected = make_boundary_record(rank_, {work_.step, action.stage, index}, *p.planned);
+    compare_boundary_records(rank_, found, expected, pipeline_.flag_, code_of({action.stage, index}));
+    DeviceBoundaries result = DeviceBoundaries::empty(rank_, tokens, true);
+    take_boundaries(rank_, found, expected, tokens, {host(action).documents.tokens(), pipeline_.model_.config().max_seq_len}, result);
+    return result;
   }
 
   /// Whether positions and indices of received documents are inside of what kernels take.
@@ -265,6 +293,7 @@ class PipelinePass {
   void release(Passage& p) {
     p.input = p.output = {};
     p.microbatch = {};
+    p.boundaries = {};
   }
 
   Pipeline& pipeline_;
@@ -289,6 +318,7 @@ Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages
     : rank_(rank), model_(model), group_(group), stages_(std::move(stages)), forward_(forward), context_(context) {
   if (forward_.attention == nullptr) forward_.attention = context;
   if (group.size() != stages_.ranks) fail<StateError>("pipeline", "a group of {} ranks for a pipeline of {}", group.size(), stages_.ranks);
+  if (rank.accelerator() != nullptr) flag_ = context != nullptr ? context->mismatch_flag() : Tensor::zeros(rank, {1}, DType::f64, Category::other);
 }
 
 void Pipeline::set_schedule(std::function<PipelineSchedule(int64_t)> make) {
@@ -328,8 +358,21 @@ void Pipeline::poll() {
 
 std::optional<BoundaryMismatch> Pipeline::take_mismatch() {
   if (context_ != nullptr)
-    if (const std::optional<ContextMismatch> found = context_->take_mismatch(); found && !mismatch_) mismatch_ = {found->stage, found->microbatch, found->layer};
+    if (const std::optional<BoundaryMismatch> found = context_->take_mismatch(); found && !mismatch_) mismatch_ = found;
+  if (flag_.defined() && context_ == nullptr) {
+    const double code = flag_.to_vector<double>().at(0);
+    if (code != 0 && !mismatch_) mismatch_ = mismatch_of(code);
+    fill_zero(rank_, flag_);
+  }
   return std::exchange(mismatch_, std::nullopt);
+}
+
+Tensor Pipeline::mismatch_flag() {
+  if (flag_.defined() && mismatch_) {
+    const double code = code_of(*mismatch_);
+    write<double>(rank_, flag_, std::span(&code, 1));
+  }
+  return flag_;
 }
 
 void exchange_tied_gradients(Rank& rank, Model& model, Communicator& group, const PipelineStages& stages, const MessageLabel& label,

@@ -8,6 +8,7 @@
 
 #include "data/loader.h"
 #include "model/model.h"
+#include "parallel/boundary_record.h"
 #include "parallel/communicator.h"
 #include "parallel/context_attention.h"
 #include "parallel/measured_times.h"
@@ -42,13 +43,8 @@ struct PipelineWork {
   std::function<void(int64_t number, const Tensor& gradient)> embedding_gradient;
 };
 
-/// A microbatch whose received boundaries were not those of the plan.
-struct BoundaryMismatch {
-  int64_t stage = 0, microbatch = 0;
-  int64_t layer = -1;  ///< whose keys they came with; -1: they came with activations
-};
-
-/// One rank's part of a pipeline. Activations travel with their boundaries; a stage masks with what it received and compares it with the plan. Where ranks share
+/// One rank's part of a pipeline. Activations travel with their boundaries; a stage masks with what it received and compares it with the plan, on a device without the host
+/// (parallel/device_boundaries.h). Where ranks share
 /// microbatches, each of them carries its own tokens through the stages, to the ranks of the same place in the next one.
 class Pipeline {
  public:
@@ -76,8 +72,10 @@ class Pipeline {
   /// Lets messages progress, for the thread pool's `set_poll`; a message that has arrived is noted where times are.
   void poll();
 
-  /// The first mismatch since the last call.
+  /// The first mismatch since the last call. On a device this waits for its work: a host read.
   std::optional<BoundaryMismatch> take_mismatch();
+  /// On a device: [1] f64 there, `code_of` the first mismatch since the last `take_mismatch`, 0 for none, once the work before is done. Undefined elsewhere.
+  Tensor mismatch_flag();
   /// Query-key pairs computed by forward passes of this rank since the last call, summed over heads.
   int64_t take_forward_pairs() { return std::exchange(forward_pairs_, 0); }
   void set_tamper(BoundaryTamper* tamper) { tamper_ = tamper; }
@@ -93,7 +91,8 @@ class Pipeline {
   BoundaryTamper* tamper_ = nullptr;
   std::function<PipelineSchedule(int64_t)> make_schedule_;
   std::map<int64_t, PipelineProgram> train_programs_, forward_programs_;  ///< by microbatches
-  std::optional<BoundaryMismatch> mismatch_;
+  std::optional<BoundaryMismatch> mismatch_;  ///< that the host knows of
+  Tensor flag_;                               ///< of those that a device knows of; the context's, where there is one
   int64_t forward_pairs_ = 0;
   bool records_ = false;
   PassTimes times_;

@@ -7,10 +7,16 @@
 #include "run/context_costs.h"
 #include "run/speed_samples.h"
 #include "run/trainer.h"
+#include "runtime/accelerator.h"
 
 namespace quire {
 
 namespace {
+
+/// What was asked of a device is over.
+void finish(Rank& rank) {
+  if (rank.accelerator() != nullptr) rank.accelerator()->synchronize();
+}
 
 double pairs_per_second(Rank& rank, const Config& config) {
   const ModelConfig& model = config.model;
@@ -24,7 +30,10 @@ double pairs_per_second(Rank& rank, const Config& config) {
                k = some_values(rank, {tokens, options.kv_heads * model.head_dim}, config.dtype());
   const int64_t lengths[] = {tokens};
   const DocumentRuns runs = shared_runs(Documents::from_lengths(lengths));
-  const double seconds = best_of(5, [&] { attention_partial(rank, q, k, k, runs, runs, options); });
+  const double seconds = best_of(5, [&] {
+    attention_partial(rank, q, k, k, runs, runs, options);
+    finish(rank);
+  });
   return static_cast<double>(options.heads * (tokens * (tokens + 1) / 2)) / seconds;
 }
 
@@ -34,7 +43,10 @@ double flops_per_second(Rank& rank, const Config& config) {
                 out = std::min<int64_t>(model.ffn_hidden_dim, 2048);
   const Tensor x = some_values(rank, {tokens, in}, config.dtype()), weight = some_values(rank, {out, in}, config.dtype()),
                y = Tensor::empty(rank, {tokens, out}, config.dtype());
-  const double seconds = best_of(5, [&] { matmul(rank, x, Transpose::no, weight, Transpose::yes, y); });
+  const double seconds = best_of(5, [&] {
+    matmul(rank, x, Transpose::no, weight, Transpose::yes, y);
+    finish(rank);
+  });
   return 2.0 * static_cast<double>(tokens * in * out) / seconds;
 }
 
@@ -47,6 +59,7 @@ double message_seconds(Rank& rank, Communicator& group, int64_t bytes) {
     const Request receive = group.receive(in, before, label), send = group.send(out, next, label);
     send.wait();
     receive.wait();
+    finish(rank);
   });
 }
 

@@ -137,7 +137,7 @@ StepNumbers in_layout(const Config& config, const std::shared_ptr<const Corpus>&
   StepNumbers numbers;
   std::mutex mutex;
   run_local(static_cast<int>(shape.ranks()), {}, [&](Communicator& world) {
-    Rank rank(shared_rank_options(config, world.size()));
+    Rank rank(of_rank(shared_rank_options(config, world.size()), world.rank()));
     Trainer trainer(rank, config, &world);
     LoadedStep batch = first_step(config, trainer.loader_settings(), trainer.share(), corpus);
     break_targets(broken, trainer, batch);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "parallel/communicator.h"
-#include "parallel/mesh.h"
 #include "run/machine.h"
 #include "runtime/accelerator.h"
 #include "runtime/error.h"
@@ -15,29 +13,45 @@ int first_processor(std::string_view pin_threads, int threads, int local_rank, i
   return pin_threads == "always" || (pin_threads == "auto" && all_taken) ? local_rank * threads : -1;
 }
 
-Device device_of(std::string_view choice, DType dtype, int64_t ranks, int local_rank) {
-  if (choice == "cpu") return {};
-  if (choice == "auto") {
-    const CudaAvailability cuda = cuda_availability();
-    if (cuda.devices == 0 || cuda.emulated || dtype == DType::f64 || ranks > 1) return {};
-  }
-  return {DeviceKind::cuda, std::max(local_rank, 0)};
+LocalPlace local_place(const Communicator* world) {
+  const AnnouncedRanks announced = announced_ranks();
+  if (announced.size > 0) return {announced.local_rank, std::max(announced.local_size, announced.local_rank + 1)};
+  return world == nullptr ? LocalPlace{} : LocalPlace{world->world_rank(), world->size()};
 }
 
-void check_device(const Rank& rank, DType dtype, int64_t ranks) {
+Device device_of(std::string_view choice, DType dtype, const LocalPlace& place) {
+  if (choice == "cpu") return {};
+  const CudaAvailability cuda = cuda_availability();
+  if (choice == "auto" && (cuda.devices < place.size || cuda.devices == 0 || cuda.emulated || dtype == DType::f64)) return {};
+  if (cuda.devices > 0 && cuda.devices < place.size)
+    fail<UnsupportedError>("device", "{} ranks on a machine with {} CUDA device{}; allowed: a device for each rank, so at most {} here; or run.device = \"cpu\"", place.size, cuda.devices,
+                           cuda.devices == 1 ? "" : "s", cuda.devices);
+  return {DeviceKind::cuda, place.rank};
+}
+
+void check_device(const Rank& rank, DType dtype) {
   if (rank.accelerator() == nullptr) return;
-  if (ranks > 1) fail<UnsupportedError>("device", "{} ranks on {}; allowed there: one rank; for several: the CPU", ranks, to_string(rank.device()));
   if (dtype == DType::f64) fail<UnsupportedError>("device", "f64 on {}; allowed there: f32, bf16; for f64: the CPU", to_string(rank.device()));
 }
 
-RankOptions rank_options(const Config& config) {
+namespace {
+
+/// `auto` with attention that is the CPU's reference is the CPU.
+std::string_view device_choice(const Config& config) {
+  return config.run.device == "auto" && config.model.attention_backend == "dense" ? std::string_view("cpu") : std::string_view(config.run.device);
+}
+
+}  // namespace
+
+void check_devices(const Config& config, int ranks) { device_of(device_choice(config), config.dtype(), {0, ranks}); }
+
+RankOptions rank_options(const Config& config, const Communicator* world) {
   RankOptions options;
   const AnnouncedRanks announced = announced_ranks();
   const int local_size = std::max(announced.local_size, 1), processors = usable_processors();
   options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(processors / local_size, 1);
   options.first_processor = first_processor(config.run.pin_threads, options.threads, announced.local_rank, local_size, affine_processors());
-  const bool needs_cpu = config.run.device == "auto" && config.model.attention_backend == "dense";  // which is the CPU's reference
-  options.device = device_of(needs_cpu ? "cpu" : config.run.device, config.dtype(), mesh_shape(config).ranks(), announced.local_rank);
+  options.device = device_of(device_choice(config), config.dtype(), local_place(world));
   options.memory_limit = config.run.memory_limit;
   options.instruction_set = config.run.instruction_set;
   for (const std::string& choice : config.run.kernels) {
@@ -51,8 +65,13 @@ RankOptions shared_rank_options(const Config& config, int64_t ranks) {
   RankOptions options = rank_options(config);
   options.threads = std::max(1, static_cast<int>(options.threads / ranks));
   options.first_processor = -1;
-  options.device = {};
+  options.device = device_of(device_choice(config), config.dtype(), {0, static_cast<int>(ranks)});
   return options;
+}
+
+RankOptions of_rank(RankOptions shared, int64_t rank) {
+  if (shared.device.kind == DeviceKind::cuda) shared.device.index = static_cast<int>(rank);
+  return shared;
 }
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include "parallel/context_attention.h"
 #include "parallel/groups.h"
 #include "parallel/pipeline.h"
+#include "run/rank_options.h"
 #include "run/ring_step_leak.h"
 
 namespace quire {
@@ -25,8 +26,14 @@ HostBatch to_batch(const ProbeInput& input, int64_t index) {
   return batch;
 }
 
-void copy_weights(Rank& rank, Model& from, Model& to) {
-  for (Parameter& p : to.parameters()) copy(rank, from.parameters().find(p.name).value, p.value);
+/// Through the host: ranks may have a device each.
+void copy_weights(Model& from, Model& to) {
+  std::vector<std::byte> values;
+  for (Parameter& p : to.parameters()) {
+    values.resize(static_cast<size_t>(p.value.bytes()));
+    from.parameters().find(p.name).value.to_host(0, values);
+    p.value.from_host(0, values);
+  }
 }
 
 /// Attention over ranks with a probe's backend.
@@ -59,7 +66,7 @@ std::vector<double> without_rows(int64_t rows, int64_t width) {
 
 struct RanksLayout::Member {
   Member(const RankOptions& options, Model& model, const std::vector<LayerRange>& layers) : rank(options), part(rank, model.config(), model.dtype(), true, layers) {
-    copy_weights(rank, model, part);
+    copy_weights(model, part);
   }
   Rank rank;
   Model part;
@@ -78,7 +85,8 @@ RanksLayout::RanksLayout(const RankOptions& options, Model& model, PipelineStage
     : stages_(std::move(stages)), context_(std::move(context)), forward_(forward) {
   if (context_.ranks > 1) planner_ = std::make_unique<ContextPlanner>(context_.ranks, context_.options);
   for (int64_t stage = 0; stage < stages_.ranks; ++stage)
-    for (int64_t rank = 0; rank < context_.ranks; ++rank) members_.push_back(std::make_unique<Member>(options, model, stages_.held_by(stage)));
+    for (int64_t rank = 0; rank < context_.ranks; ++rank)
+      members_.push_back(std::make_unique<Member>(of_rank(options, stage * context_.ranks + rank), model, stages_.held_by(stage)));
 }
 
 RanksLayout::~RanksLayout() = default;

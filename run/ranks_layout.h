@@ -12,7 +12,7 @@ namespace quire {
 /// The stages of a model, with copies of its weights, each on as many ranks as share a microbatch. Breaks: `leaking_breaks`.
 class RanksLayout final : public ProbeLayout {
  public:
-  /// `options`: of each rank. `forward` says how training runs the model (recomputation, z-loss); its executor is not used.
+  /// `options`: of each rank; where they name a device, each takes that of its number. `forward` says how training runs the model (recomputation, z-loss); its executor is not used.
   RanksLayout(const RankOptions& options, Model& model, PipelineStages stages, const ForwardOptions& forward, ContextSharing context = {});
   ~RanksLayout() override;
   std::string name() const override;  ///< `pp 2 1f1b x cp 2 balanced ring`

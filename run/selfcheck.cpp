@@ -203,7 +203,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   check_visible(options.broken, config, data.train);
   const std::unique_ptr<ModelSource> weights = weights_of(config, fs);
   Rank rank(rank_options(config));
-  check_device(rank, config.dtype(), shape.ranks());
+  check_device(rank, config.dtype());
   Model model(rank, config.model, config.dtype());
   if (weights) weights->load(rank, model);
   else model.initialize(rank, static_cast<uint64_t>(config.train.seed));

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "ops/cpu/instruction_set.h"
@@ -22,11 +24,12 @@ namespace {
 /// Evaluation is the run's last word: it needs no choice of interval to happen at the end.
 bool due(int64_t interval, int64_t step, bool last) { return last || (interval > 0 && step % interval == 0); }
 
-double sum_over(Communicator& world, Rank& rank, double value) {
+/// Of all ranks' values, told by the host: no device is asked for anything.
+double sum_over(Communicator& world, double value) {
   if (world.size() == 1) return value;
-  const Tensor sum = Tensor::from<double>(rank, {1}, std::span(&value, 1), Category::other);
-  world.all_reduce(rank, sum, Reduction::sum);
-  return sum.to_vector<double>().at(0);
+  double sum = 0;
+  for (const std::string& text : world.gather_texts(fmt::format("{:.17g}", value))) sum += std::stod(text);
+  return sum;
 }
 
 /// How much of a processor each thread of this rank has: 1 unless the machine's ranks have more threads than it has processors.
@@ -55,10 +58,11 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& progress, Communicator* world)
     : config_(config), fs_(fs), alone_(world == nullptr ? single_communicator() : nullptr), world_(world == nullptr ? *alone_ : *world),
-      resident_at_start_(resident_bytes()), rank_(rank_options(config)) {
+      resident_at_start_(resident_bytes()), rank_(rank_options(config, world)) {
   world_.set_watchdog(config_.distributed.watchdog_seconds);
   check_same_config();  // before anything is made or read that only some ranks may find wrong
   check_world_size(mesh_shape(config_), world_.size());
+  check_devices();
   if (world_.rank() == 0) {
     folder_ = std::make_unique<RunFolder>(config_.run.dir, fs_);
     log_ = std::make_unique<Log>(fs_, folder_->file("log.txt"));
@@ -77,7 +81,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   in_memory([&] { trainer_->rehearse(data_.train->info().longest); });
   check_kernels();
   world_.barrier({MessageKind::control, trainer_->steps_done(), -1, -1});  // all ranks measure at once: what they reach together
-  peak_flops_ = sum_over(world_, rank_, measure_peak_flops(rank_, config_.dtype()) * processor_share(world_, rank_));
+  peak_flops_ = sum_over(world_, measure_peak_flops(rank_, config_.dtype()) * processor_share(world_, rank_));
   print_kernels();
   print_memory();
   upcoming_state_ = loader_->state();
@@ -94,6 +98,16 @@ Session::~Session() = default;
 
 void Session::say(std::string_view line) {
   if (progress_) progress_->line(line);
+}
+
+void Session::check_devices() {
+  if (rank_.accelerator() != nullptr && config_.metrics.trace)
+    fail<ConfigError>("metrics.trace", "metrics.trace is true on {}: the host's clock does not say when a device computes; allowed: false, or run.device = \"cpu\"", to_string(rank_.device()));
+  const std::vector<std::string> devices = world_.gather_texts(to_string(rank_.device()));
+  const auto is_cpu = [](const std::string& device) { return device == to_string(Device{}); };
+  for (size_t r = 1; r < devices.size(); ++r)
+    if (is_cpu(devices[r]) != is_cpu(devices[0]))
+      fail<ConfigError>("run.device", "rank {} computes on {}, rank 0 on {}; allowed: one kind for all ranks: set run.device", r, devices[r], devices[0]);
 }
 
 void Session::check_same_config() {
@@ -232,7 +246,7 @@ void Session::check_kernels() {
 }
 
 void Session::print_kernels() {
-  if (!folder_) return;
+  if (!folder_) return store_device_choices();
   std::string kernels;
   std::map<std::string, std::string> choices = choices_;
   for (const auto& [op, kernel] : kernels_) {
@@ -259,19 +273,26 @@ void Session::print_kernels() {
 }
 
 void Session::replay_choices() {
-  if (rank_.accelerator() == nullptr || !folder_) return;
-  Accelerator::Choices recorded;
-  for (const auto& [key, value] : folder_->choices())
-    if (key.starts_with(device_choice)) recorded.emplace(key.substr(device_choice.size()), value);
-  rank_.accelerator()->replay(std::move(recorded));
+  if (rank_.accelerator() == nullptr) return;
+  nlohmann::json recorded = nlohmann::json::object();
+  if (folder_)
+    for (const auto& [key, value] : folder_->choices())
+      if (key.starts_with(device_choice)) recorded[key.substr(device_choice.size())] = value;
+  rank_.accelerator()->replay(nlohmann::json::parse(world_.gather_texts(recorded.dump()).at(0)).get<Accelerator::Choices>());
 }
 
 void Session::store_device_choices() {
-  if (rank_.accelerator() == nullptr || !folder_) return;
-  for (const std::string& note : rank_.accelerator()->take_notes()) say("note: " + note);
+  if (rank_.accelerator() == nullptr) return;
+  const nlohmann::json own = nlohmann::json::array({rank_.accelerator()->choices(), rank_.accelerator()->take_notes()});
   const std::map<std::string, std::string> before = stored_choices_;
-  for (const auto& [key, value] : rank_.accelerator()->choices()) stored_choices_[std::string(device_choice) + key] = value;
-  if (stored_choices_ != before) folder_->store_choices(stored_choices_);
+  std::set<std::string> notes;
+  for (const std::string& text : world_.gather_texts(own.dump())) {
+    const nlohmann::json theirs = nlohmann::json::parse(text);
+    for (const auto& [key, value] : theirs.at(0).get<Accelerator::Choices>()) stored_choices_[std::string(device_choice) + key] = value;
+    for (const std::string& note : theirs.at(1).get<std::vector<std::string>>())
+      if (notes.insert(note).second) say("note: " + note);
+  }
+  if (folder_ && stored_choices_ != before) folder_->store_choices(stored_choices_);
 }
 
 void Session::print_memory() {
@@ -304,8 +325,10 @@ void Session::print_device_memory() {
     named += peak;
   }
   const int64_t reserved = rank_.allocator().reserved();
-  say(fmt::format("{} gaps {}; in all {} of {}, {} free; of the machine: {}", table, mebibytes(std::max<int64_t>(reserved - named, 0)), mebibytes(reserved),
-                  mebibytes(device.memory_bytes()), mebibytes(device.free_bytes()), mebibytes(resident_bytes())));
+  const std::vector<std::string> ranks = world_.gather_texts(mebibytes(reserved));
+  say(fmt::format("{} gaps {}; in all {} of {}, {} free{}; of the machine: {}", table, mebibytes(std::max<int64_t>(reserved - named, 0)), mebibytes(reserved),
+                  mebibytes(device.memory_bytes()), mebibytes(device.free_bytes()), ranks.size() > 1 ? fmt::format(" (by rank: {})", fmt::join(ranks, ", ")) : "",
+                  mebibytes(resident_bytes())));
 }
 
 Evaluation Session::evaluate() {
@@ -377,7 +400,7 @@ void Session::report(const Awaited& step, const StepResult& result) {
     metrics.eval_bits_per_byte = evaluation.bits_per_byte;
   }
   if (result.step == 1 || due(config_.metrics.log_interval, result.step, step.last) || metrics.eval_loss || result.skipped) {
-    metrics.resident_bytes = static_cast<int64_t>(sum_over(world_, rank_, static_cast<double>(metrics.resident_bytes)));
+    metrics.resident_bytes = static_cast<int64_t>(sum_over(world_, static_cast<double>(metrics.resident_bytes)));
     if (folder_) folder_->append_metrics(metrics);
     if (progress_) progress_->logged(metrics);
     if (traces_) traces_->keep(result.step);

@@ -38,6 +38,7 @@ class Session {
   void finish(int signal);
 
  private:
+  void check_devices();
   void check_same_config();
   /// The config with what `auto` stands for.
   Config decided();
@@ -51,7 +52,7 @@ class Session {
   /// What the ranks do in a step, as text in the run folder.
   void store_schedule();
   void check_kernels();
-  /// What a device chooses among ways to compute that differ in bits: made again as the run folder has it, and kept there.
+  /// What devices choose among ways to compute that differ in bits: made again as the run folder has it, and kept there. All ranks call these.
   void replay_choices();
   void store_device_choices();
   void print_kernels();

@@ -73,7 +73,7 @@ double step_flops(const ModelConfig& config, int64_t tokens, int64_t pairs) {
 Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
     : rank_(rank), config_(config), alone_(world == nullptr ? single_communicator() : nullptr),
       groups_(make_groups(world == nullptr ? *alone_ : *world, mesh_shape(config))), schedule_(schedule_of(config)) {
-  check_device(rank, config.dtype(), groups_.world->size());
+  check_device(rank, config.dtype());
   PipelineStages stages = pipeline_stages(config);
   model_ = std::make_unique<Model>(rank, config.model, config.dtype(), true, stages.held_by(groups_.place.pp));
   optimizer_ = std::make_unique<AdamW>(rank, model_->parameters(), adamw_options(config));
@@ -166,16 +166,23 @@ void Trainer::forward_backward(const LoadedStep& batch) {
   pipeline_->train(work);
   current_.computed_pairs += pipeline_->take_forward_pairs();
   if (rank_.accelerator() != nullptr) {
-    device_losses_ = work.losses;
+    device_losses_ = placed_losses(work.losses, batch);
     return;
   }
   if (!rank_.computes()) return;
   // Every rank gets all losses and adds them in one order: the sum's bits are those of one process.
+  losses_ = placed_losses(work.losses, batch).to_vector<double>();
+}
+
+Tensor Trainer::placed_losses(const Tensor& own, const LoadedStep& batch) {
+  if (groups_.replicas->size() == 1) return own;
   const auto rows = static_cast<int64_t>(batch.plan.rows.size()), size = config_.train.microbatch_size;
-  const bool alone = groups_.replicas->size() == 1;
-  losses_.assign(static_cast<size_t>(alone ? count : (rows + size - 1) / size), 0.0);
-  const std::vector<double> own = work.losses.to_vector<double>();
-  for (size_t i = 0; i < own.size(); ++i) losses_.at(alone ? i : static_cast<size_t>(batch.microbatches[i].index)) = own[i];
+  const Tensor all = Tensor::zeros(rank_, {(rows + size - 1) / size}, DType::f64, Category::other);
+  for (size_t i = 0; i < batch.microbatches.size(); ++i) {
+    const auto from = static_cast<int64_t>(i), to = batch.microbatches[i].index;
+    copy(rank_, own.slice(0, from, from + 1), all.slice(0, to, to + 1));
+  }
+  return all;
 }
 
 void Trainer::reduce_gradients() {
@@ -187,19 +194,16 @@ void Trainer::reduce_gradients() {
 }
 
 void Trainer::put_mismatch(std::span<double> codes) {
-  if (const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch())
-    codes[static_cast<size_t>(groups_.world->rank())] =
-        static_cast<double>(1 + (mismatch->microbatch * stages().stages() + mismatch->stage) * (config_.model.n_layers + 1) + mismatch->layer + 1);
+  if (const std::optional<BoundaryMismatch> mismatch = pipeline_->take_mismatch()) codes[static_cast<size_t>(groups_.world->rank())] = code_of(*mismatch);
 }
 
 void Trainer::refuse_mismatches(std::span<const double> codes, const std::string& where) const {
   // A wrong record is passed on: the first stage that saw one is where to look.
-  const int64_t stages = this->stages().stages();
-  const int64_t layers = config_.model.n_layers + 1;
   std::optional<std::tuple<int64_t, int64_t, int64_t, size_t>> first;  // stage, layer, microbatch, rank
   for (size_t r = 0; r < codes.size(); ++r) {
-    const auto code = static_cast<int64_t>(codes[r]) - 1;
-    if (const std::tuple found{code / layers % stages, code % layers - 1, code / layers / stages, r}; code >= 0 && (!first || found < *first)) first = found;
+    if (codes[r] == 0) continue;
+    const BoundaryMismatch mismatch = mismatch_of(codes[r]);
+    if (const std::tuple found{mismatch.stage, mismatch.layer, mismatch.microbatch, r}; !first || found < *first) first = found;
   }
   if (!first) return;
   const auto [stage, layer, microbatch, rank] = *first;
@@ -207,49 +211,82 @@ void Trainer::refuse_mismatches(std::span<const double> codes, const std::string
   fail<BoundaryError>("pipeline", "rank {} received other document boundaries for stage {}, microbatch {}, {}", rank, stage, microbatch, where);
 }
 
+std::vector<double> Trainer::own_counts() {
+  current_.bytes_sent = bytes_sent() - sent_before_;
+  std::vector<double> values;
+  for (const int64_t count : {current_.tokens, current_.useful_pairs, current_.computed_pairs, current_.causal_pairs, current_.padding, current_.bytes_sent, largest_cost_, total_cost_})
+    values.push_back(static_cast<double>(count));
+  return values;
+}
+
+void Trainer::set_counts(StepResult& result, std::span<const double> counts) const {
+  int64_t largest_cost = 0, total_cost = 0;
+  int64_t* const places[] = {&result.tokens, &result.useful_pairs, &result.computed_pairs, &result.causal_pairs, &result.padding, &result.bytes_sent, &largest_cost, &total_cost};
+  for (size_t i = 0; i < std::size(places); ++i) *places[i] = static_cast<int64_t>(counts[i]);
+  result.computed_pairs /= config_.model.n_heads;
+  if (total_cost > 0) result.balance = static_cast<double>(largest_cost * groups_.mesh.shape().cp) / static_cast<double>(total_cost);
+}
+
+namespace {
+
+std::string place_of_step(int64_t step) { return fmt::format("step {} than the plan has; no weight was changed by this step", step); }
+
+}  // namespace
+
 void Trainer::combine(const Tensor& squares) {
-  const int64_t parameters = squares.elements(), ranks = groups_.world->size();
-  std::vector<double> values(static_cast<size_t>(parameters));
+  const auto parameters = static_cast<size_t>(squares.elements()), ranks = static_cast<size_t>(groups_.world->size());
+  std::vector<double> values(parameters);
   if (groups_.replicas->rank() == 0) values = squares.to_vector<double>();  // all replicas have the same
   values.insert(values.end(), losses_.begin(), losses_.end());
   const size_t codes = values.size();
-  values.resize(codes + static_cast<size_t>(ranks));
+  values.resize(codes + ranks);
   put_mismatch(std::span(values).subspan(codes));
-  current_.bytes_sent = bytes_sent() - sent_before_;
-  int64_t* const counts[] = {&current_.tokens, &current_.useful_pairs, &current_.computed_pairs, &current_.causal_pairs, &current_.padding, &current_.bytes_sent, &largest_cost_, &total_cost_};
-  for (const int64_t* count : counts) values.push_back(static_cast<double>(*count));
+  const std::vector<double> counts = own_counts();
+  values.insert(values.end(), counts.begin(), counts.end());
 
   const Tensor sums = Tensor::from<double>(rank_, {static_cast<int64_t>(values.size())}, values, Category::other);
   groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, current_.step, -1, -1});
   values = sums.to_vector<double>();
 
-  write<double>(rank_, squares, std::span(values).first(static_cast<size_t>(parameters)));
+  write<double>(rank_, squares, std::span(values).first(parameters));
   double loss = 0;
-  for (size_t i = 0; i < losses_.size(); ++i) loss += values[static_cast<size_t>(parameters) + i];
+  for (size_t i = 0; i < losses_.size(); ++i) loss += values[parameters + i];
   write<double>(rank_, loss_sum_, std::span(&loss, 1));
-  for (size_t i = 0; i < std::size(counts); ++i) *counts[i] = static_cast<int64_t>(values[codes + static_cast<size_t>(ranks) + i]);
-  if (total_cost_ > 0) current_.balance = static_cast<double>(largest_cost_ * groups_.mesh.shape().cp) / static_cast<double>(total_cost_);
-  refuse_mismatches(std::span(values).subspan(codes, static_cast<size_t>(ranks)), fmt::format("step {} than the plan has; no weight was changed by this step", current_.step));
+  set_counts(current_, std::span<const double>(values).subspan(codes + ranks));
+  refuse_mismatches(std::span(values).subspan(codes, ranks), place_of_step(current_.step));
 }
 
-/// In ascending order, as `combine` adds them.
-void Trainer::add_losses() {
-  if (!device_losses_.defined()) return;
-  for (int64_t i = 0; i < device_losses_.elements(); ++i) accumulate(rank_, device_losses_.slice(0, i, i + 1), loss_sum_);
+Tensor Trainer::combine_on_device(const Tensor& squares, Readback& report) {
+  const int64_t parameters = squares.elements(), losses = device_losses_.defined() ? device_losses_.elements() : 0, ranks = groups_.world->size();
+  const std::vector<double> counts = own_counts();
+  std::vector<double> values(static_cast<size_t>(parameters + losses + ranks));
+  values.insert(values.end(), counts.begin(), counts.end());
+  const Tensor sums = Tensor::from<double>(rank_, {static_cast<int64_t>(values.size())}, values, Category::other);
+  const Tensor all_squares = sums.slice(0, 0, parameters), all_losses = sums.slice(0, parameters, parameters + losses),
+               codes = sums.slice(0, parameters + losses, parameters + losses + ranks);
+  if (groups_.replicas->rank() == 0) copy(rank_, squares, all_squares);
+  if (losses > 0) copy(rank_, device_losses_, all_losses);
+  copy(rank_, pipeline_->mismatch_flag(), codes.slice(0, groups_.world->rank(), groups_.world->rank() + 1));
+  groups_.world->all_reduce(rank_, sums, Reduction::sum, {MessageKind::control, current_.step, -1, -1});
+  copy(rank_, all_squares, squares);
+  for (int64_t i = 0; i < losses; ++i) accumulate(rank_, all_losses.slice(0, i, i + 1), loss_sum_);  // in ascending order, as `combine` adds them
+  report = Readback(rank_, sums.slice(0, parameters + losses, sums.elements()));
+  return codes;
 }
 
 void Trainer::submit() {
   reduce_gradients();
   const Tensor squares = optimizer_->measure(rank_);
-  if (rank_.accelerator() != nullptr) add_losses();
+  Submitted step;
+  Tensor refusals;
+  if (rank_.accelerator() != nullptr) refusals = combine_on_device(squares, step.report);
   else combine(squares);
-  current_.computed_pairs /= config_.model.n_heads;
-  Submitted step{current_, {}, {}};
+  step.result = current_;
   step.result.learning_rate = schedule_.at(steps_done_ + 1);
   if (step.result.valid_tokens == 0) {  // nothing was scored: no weight, moment or step of the optimizer may change
     step.result.skipped = true;
   } else {
-    optimizer_->apply(rank_, loss_sum_, step.result.learning_rate);
+    optimizer_->apply(rank_, loss_sum_, step.result.learning_rate, refusals);
     step.loss = Readback(rank_, loss_sum_);
     step.outcome = optimizer_->read_outcome(rank_);
   }
@@ -262,6 +299,19 @@ StepResult Trainer::collect() {
   Submitted step = std::move(submitted_.front());
   submitted_.pop_front();
   StepResult& result = step.result;
+  if (step.report.defined()) {
+    const std::vector<double> report = step.report.values<double>();
+    const auto ranks = static_cast<size_t>(groups_.world->size());
+    set_counts(result, std::span(report).subspan(ranks));
+    try {
+      refuse_mismatches(std::span(report).first(ranks), place_of_step(result.step));
+    } catch (const BoundaryError&) {  // the device's flag stood, so that steps submitted meanwhile changed nothing either
+      pipeline_->take_mismatch();
+      submitted_.clear();
+      steps_done_ = result.step - 1;
+      throw;
+    }
+  }
   if (!step.outcome.defined()) return result;
   const StepOutcome outcome = optimizer_->outcome_of(step.outcome.values<double>());
   result.gradient_norm = outcome.gradient_norm;

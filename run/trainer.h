@@ -79,7 +79,8 @@ class Trainer {
   StepResult step(const LoadedStep& batch);
 
   /// The update's first part: on a device it only says what is to be done, so that the next step may be begun before this one is over. Throws
-  /// BoundaryError, on every rank and without an update, where a stage received other boundaries than the plan's.
+  /// BoundaryError, on every rank and without an update, where a stage received other boundaries than the plan's; on a device `collect` does: steps that were submitted
+  /// meanwhile change nothing either and are gone.
   void submit();
   /// What the oldest step did that was submitted and not collected; waits for it. Throws NonFiniteError after train.max_non_finite_steps skipped steps in
   /// a row, naming the tensors, and what the device's work threw; StateError where there is none.
@@ -103,8 +104,13 @@ class Trainer {
   void count_microbatch(const HostBatch& host);
   /// This step's sums over all ranks, in place: one collective.
   void combine(const Tensor& squares);
-  /// The sum of the step's losses, where they never leave the device.
-  void add_losses();
+  /// The same without the host: what it is to know of them it reads later. Returns every rank's mismatch [ranks], codes_of and counts [ranks + counts] in `report`.
+  Tensor combine_on_device(const Tensor& squares, Readback& report);
+  /// This rank's losses where they belong among those of the global batch, [microbatches].
+  Tensor placed_losses(const Tensor& own, const LoadedStep& batch);
+  /// What ranks add up in counts.
+  std::vector<double> own_counts();
+  void set_counts(StepResult& result, std::span<const double> counts) const;
   /// This rank's mismatch since the last call, as a code in its place of `codes` [ranks].
   void put_mismatch(std::span<double> codes);
   /// Throws BoundaryError for the one at the first stage.
@@ -123,11 +129,12 @@ class Trainer {
   Schedule schedule_;
   Tensor loss_sum_, loss_gradient_;  ///< [1] f64
   std::vector<double> losses_;       ///< of the step's microbatches, all replicas, in ascending order
-  Tensor device_losses_;             ///< [microbatches] f64: instead of them on a device
+  Tensor device_losses_;             ///< [microbatches] f64: instead of them on a device; undefined before the step's passes
   StepResult current_;
   struct Submitted {
     StepResult result;
     Readback loss, outcome;  ///< undefined where no target was scored
+    Readback report;         ///< of a device: mismatches [ranks], then counts
   };
   std::deque<Submitted> submitted_;
   int64_t largest_cost_ = 0, total_cost_ = 0;  ///< of context ranks: sums over microbatches

@@ -63,7 +63,7 @@ inline LayoutRun run_layout(const Config& config, const std::shared_ptr<const Co
   run.gradients.resize(static_cast<size_t>(options.steps));
   std::mutex mutex;
   run_local(static_cast<int>(mesh_shape(config).ranks()), {}, [&](Communicator& world) {
-    Rank rank(rank_options(config));
+    Rank rank(rank_options(config, &world));
     Wire wire(world, options.wire ? options.wire(rank, world.rank()) : WireHooks{});
     Trainer trainer(rank, config, options.wire ? static_cast<Communicator*>(&wire) : &world);
     Loader loader(corpus, trainer.loader_settings(), trainer.share());

@@ -114,7 +114,7 @@ void run(const Settings& settings) {
   const DType dtype = settings.dtype.empty() ? info.dtype : dtype_from(settings.dtype);
   options.device = device_of(settings.device, dtype, 1, 0);
   Rank rank(options);
-  check_device(rank, dtype, 1);
+  check_device(rank, dtype);
   Model model(rank, info.model, dtype, false);
   source->load(rank, model);
   GenerationOptions generation = settings.generation;

@@ -16,6 +16,8 @@ void run(Rank&, const OptimizerScalarsArgs& args) {
   args.norm[0] = norm;
   OptimizerScalars& scalars = *args.scalars;
   scalars.skip = !(std::isfinite(norm) && std::isfinite(args.loss[0]));
+  for (int64_t i = 0; i < args.refusals_count; ++i)
+    if (args.refusals[i] != 0) scalars.skip = 1;
   if (scalars.skip == 0) ++args.adam_step[0];
   const double step = static_cast<double>(std::max<int64_t>(args.adam_step[0], 1));
   scalars.learning_rate = args.learning_rate;

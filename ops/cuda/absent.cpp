@@ -32,5 +32,7 @@ template <> KernelList<PositionsArgs> cuda_kernels<PositionsArgs>() { return {};
 template <> KernelList<TileRangesArgs> cuda_kernels<TileRangesArgs>() { return {}; }
 template <> KernelList<CompareRecordsArgs> cuda_kernels<CompareRecordsArgs>() { return {}; }
 template <> KernelList<DocumentsDigestArgs> cuda_kernels<DocumentsDigestArgs>() { return {}; }
+template <> KernelList<ReceivedBoundariesArgs> cuda_kernels<ReceivedBoundariesArgs>() { return {}; }
+template <> KernelList<BoundaryTilesArgs> cuda_kernels<BoundaryTilesArgs>() { return {}; }
 
 }  // namespace quire

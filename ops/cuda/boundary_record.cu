@@ -21,7 +21,9 @@ __global__ void compare_bytes(const CompareRecordsArgs args, bool vectors) {
 #pragma unroll
     for (int k = 0; k < n; ++k) same = same && a[k] == b[k];
     if (same || (gpu::planted("boundary_record.last_bytes_ignored") && i + n > args.bytes)) continue;
-    atomicCAS(reinterpret_cast<unsigned long long*>(args.flag), 0ull, static_cast<unsigned long long>(args.code));
+    unsigned long long code;
+    memcpy(&code, &args.code, sizeof code);
+    atomicCAS(reinterpret_cast<unsigned long long*>(args.flag), 0ull, code);
     return;
   }
 }

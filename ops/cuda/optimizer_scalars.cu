@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(block_threads) fill_scalars(const OptimizerSca
   *args.norm = norm;
   OptimizerScalars& scalars = *args.scalars;
   scalars.skip = !(fabs(norm) <= std::numeric_limits<double>::max() && fabs(loss) <= std::numeric_limits<double>::max());
+  for (int64_t i = 0; i < args.refusals_count; ++i)
+    if (args.refusals[i] != 0) scalars.skip = 1;
   const int64_t adam_step = *args.adam_step + (scalars.skip == 0 ? 1 : 0);
   *args.adam_step = adam_step;
   const double step = static_cast<double>(adam_step > 1 ? adam_step : 1);

@@ -9,7 +9,7 @@ using namespace quire::test;
 
 namespace {
 
-int64_t compare(Rank& rank, const std::vector<uint8_t>& found, const std::vector<uint8_t>& expected, int64_t before, int64_t code, int64_t shift = 0) {
+double compare(Rank& rank, const std::vector<uint8_t>& found, const std::vector<uint8_t>& expected, double before, double code, int64_t shift = 0) {
   // Bytes travel as words of 4; `shift` words from where vectors begin.
   const auto words = [](const std::vector<uint8_t>& bytes) {
     std::vector<int32_t> all((bytes.size() + 3) / 4);
@@ -17,7 +17,7 @@ int64_t compare(Rank& rank, const std::vector<uint8_t>& found, const std::vector
     return all;
   };
   const Placed<int32_t> on_found(rank, words(found), shift), on_expected(rank, words(expected));
-  const Placed<int64_t> flag(rank, std::vector{before});
+  const Placed<double> flag(rank, std::vector{before});
   dispatch(rank, CompareRecordsArgs{static_cast<int64_t>(found.size()), on_found.data(), on_expected.data(), flag.data(), code});
   return flag.values()[0];
 }
@@ -78,11 +78,10 @@ BOOST_AUTO_TEST_CASE(records_of_other_documents_steps_stages_or_microbatches_dif
   DeviceRank rank;
   const BoundaryHeader header{3, 1, 2, 0};
   const Documents documents = random_documents(random, 300);
-  const Placed<int64_t> flag(rank, std::vector<int64_t>{0});
   const Tensor expected = make_boundary_record(rank, header, documents);
   const auto flag_after = [&](const BoundaryHeader& other, const Documents& others) {
     const Tensor found = make_boundary_record(rank, other, others);
-    const Placed<int64_t> raised(rank, std::vector<int64_t>{0});
+    const Placed<double> raised(rank, std::vector<double>{0});
     dispatch(rank, CompareRecordsArgs{expected.bytes(), found.raw(), expected.raw(), raised.data(), 9});
     return raised.values()[0];
   };

@@ -12,12 +12,12 @@ struct Outcome {
   int64_t adam_step;
 };
 
-Outcome run(Rank& rank, const std::vector<double>& squares, double loss, int64_t adam_step, double clip_norm = 1) {
-  const Placed<double> on_squares(rank, squares), on_loss(rank, std::vector{loss}), norm(rank, 1);
+Outcome run(Rank& rank, const std::vector<double>& squares, double loss, int64_t adam_step, double clip_norm = 1, const std::vector<double>& refusals = {}) {
+  const Placed<double> on_squares(rank, squares), on_loss(rank, std::vector{loss}), norm(rank, 1), on_refusals(rank, refusals);
   const Placed<double> scalars(rank, static_cast<int64_t>(sizeof(OptimizerScalars) / sizeof(double)));
   const Placed<int64_t> step(rank, std::vector{adam_step});
   dispatch(rank, OptimizerScalarsArgs{static_cast<int64_t>(squares.size()), on_squares.data(), on_loss.data(), 3e-4, clip_norm, 0.9, 0.95,
-      step.data(), norm.data(), reinterpret_cast<OptimizerScalars*>(scalars.data())});
+      step.data(), norm.data(), reinterpret_cast<OptimizerScalars*>(scalars.data()), static_cast<int64_t>(refusals.size()), on_refusals.data()});
   Outcome outcome{{}, norm.values()[0], step.values()[0]};
   std::memcpy(&outcome.scalars, scalars.values().data(), sizeof outcome.scalars);
   return outcome;
@@ -55,6 +55,20 @@ BOOST_AUTO_TEST_CASE(a_loss_or_norm_that_is_no_number_skips_the_step) {
   }
   const Outcome good = run(rank, {1, 2}, 1, 4);  // control
   BOOST_TEST((good.scalars.skip == 0 && good.adam_step == 5));
+}
+
+BOOST_AUTO_TEST_CASE(a_refusal_anywhere_skips_the_step) {
+  DeviceRank rank;
+  Rank host;
+  for (Rank* each : {&rank.rank, &host})
+    for (const int64_t count : {1, 3, 9})
+      for (int64_t at = -1; at < count; ++at) {
+        std::vector<double> refusals(static_cast<size_t>(count));
+        if (at >= 0) refusals[static_cast<size_t>(at)] = 70'000;
+        const Outcome outcome = run(*each, {1, 2}, 1, 4, 1, refusals);
+        BOOST_TEST((outcome.scalars.skip != 0) == (at >= 0));
+        BOOST_TEST(outcome.adam_step == (at >= 0 ? 4 : 5));
+      }
 }
 
 BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {

@@ -193,15 +193,6 @@ BOOST_AUTO_TEST_CASE(what_a_device_can_not_do_is_refused_to_embedders_too) {
     return config;
   };
   check_error<UnsupportedError>([&] { Training training(unchecked("f64")); }, {"f64 on cuda:0", "f32, bf16"});
-  check_error<UnsupportedError>(
-      [&] {
-        run_local(2, {.report = [](const std::string&) {}}, [&](Communicator& world) {
-          const Config config = unchecked("f32", {"distributed.dp_replicate=2"});
-          Rank rank(rank_options(config));
-          Trainer trainer(rank, config, &world);
-        });
-      },
-      {"2 ranks on cuda:", "one rank"});
   // `auto` never takes an emulated device.
   BOOST_TEST((rank_options(tiny("auto", "f32")).device == Device{}));
 }

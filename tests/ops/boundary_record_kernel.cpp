@@ -8,7 +8,7 @@ using namespace quire::test;
 
 namespace {
 
-int64_t compare(Rank& rank, const std::vector<uint8_t>& found, const std::vector<uint8_t>& expected, int64_t flag) {
+double compare(Rank& rank, const std::vector<uint8_t>& found, const std::vector<uint8_t>& expected, double flag) {
   dispatch(rank, CompareRecordsArgs{static_cast<int64_t>(found.size()), found.data(), expected.data(), &flag, 7});
   return flag;
 }

@@ -78,7 +78,7 @@ struct ContextResult {
   std::vector<int64_t> forward_pairs, backward_pairs;  ///< attended, of all heads
   std::vector<int64_t> saved_bytes;                    ///< between forward and backward
   std::vector<TrafficCounters> traffic;
-  std::vector<std::optional<ContextMismatch>> mismatches;
+  std::vector<std::optional<BoundaryMismatch>> mismatches;
   std::shared_ptr<const ContextPlan> plan;
 
   explicit ContextResult(const ContextCase& c, int ranks = 1)
