@@ -31,6 +31,7 @@ AnnouncedRanks announced_ranks() {
   // Slurm sets its own variables in batch scripts too, where nothing was started through it: only with a process manager they count.
   if (slurm_step && number_of("SLURM_NTASKS", 0) > 0 && (std::getenv("PMIX_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr))
     return announced("SLURM_NTASKS", "SLURM_PROCID", "SLURM_TASKS_PER_NODE", "SLURM_LOCALID", "Slurm");
+  if (number_of("WORLD_SIZE", 0) > 1 && std::getenv("RANK") != nullptr) return announced("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "torchrun");
   return {};
 }
 

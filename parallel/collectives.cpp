@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/combine.h"
 #include "parallel/communicator.h"
 #include "runtime/error.h"
 
@@ -28,33 +29,41 @@ T larger(T a, T b) {
   return a >= b ? a : b;  // b where it is a NaN
 }
 
-/// into = parts[0], parts[1], ... combined from the left. `into` may be one of the parts.
 template <class T>
-void combine_typed(Rank& rank, const std::vector<const std::byte*>& parts, void* into, int64_t elements, Reduction reduction) {
+void combine_typed(Rank& rank, const CombineArgs& args) {
   constexpr int64_t block = 1024;  // fits in the nearest cache
-  over_elements(rank, elements, [&](int64_t begin, int64_t end) {
+  const auto part = [&](int64_t of) {
+    const int64_t place = of < args.own ? of : of - 1;
+    return of == args.own ? static_cast<const T*>(args.mine) : static_cast<const T*>(args.others) + place * args.count;
+  };
+  over_elements(rank, args.count, [&](int64_t begin, int64_t end) {
     T sums[block];
     for (int64_t at = begin; at < end; at += block) {
       const int64_t count = std::min(block, end - at);
-      std::memcpy(sums, reinterpret_cast<const T*>(parts[0]) + at, static_cast<size_t>(count) * sizeof(T));
-      for (size_t p = 1; p < parts.size(); ++p) {
-        const T* part = reinterpret_cast<const T*>(parts[p]) + at;
-        if (reduction == Reduction::sum)
-          for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+      std::memcpy(sums, part(0) + at, static_cast<size_t>(count) * sizeof(T));
+      for (int64_t p = 1; p < args.parts; ++p) {
+        const T* next = part(p) + at;
+        if (args.largest)
+          for (int64_t i = 0; i < count; ++i) sums[i] = larger(sums[i], next[i]);
         else
-          for (int64_t i = 0; i < count; ++i) sums[i] = larger(sums[i], part[i]);
+          for (int64_t i = 0; i < count; ++i) sums[i] += next[i];
       }
-      std::memcpy(static_cast<T*>(into) + at, sums, static_cast<size_t>(count) * sizeof(T));
+      std::memcpy(static_cast<T*>(args.into) + at, sums, static_cast<size_t>(count) * sizeof(T));
     }
   });
 }
 
-void combine(Rank& rank, const std::vector<const std::byte*>& parts, DType dtype, void* into, int64_t elements, Reduction reduction) {
-  switch (dtype) {
-    case DType::f64: return combine_typed<double>(rank, parts, into, elements, reduction);
-    case DType::f32: return combine_typed<float>(rank, parts, into, elements, reduction);
-    default: return combine_typed<int64_t>(rank, parts, into, elements, reduction);
+void combine_on_cpu(Rank& rank, const CombineArgs& args) {
+  switch (args.type) {
+    case DType::f64: return combine_typed<double>(rank, args);
+    case DType::f32: return combine_typed<float>(rank, args);
+    default: return combine_typed<int64_t>(rank, args);
   }
+}
+
+/// into = the ranks' parts combined; `others` [group size - 1, elements] are those but `mine`.
+void combine(Communicator& group, Rank& rank, const Tensor& mine, const Tensor& others, void* into, Reduction reduction) {
+  dispatch(rank, CombineArgs{mine.dtype(), mine.elements(), group.size(), group.rank(), mine.raw(), others.raw(), reduction == Reduction::max, into});
 }
 
 void require_reducible(std::string_view where, const Tensor& tensor, Reduction reduction) {
@@ -62,8 +71,6 @@ void require_reducible(std::string_view where, const Tensor& tensor, Reduction r
   if (dtype != DType::f64 && dtype != DType::f32 && !(dtype == DType::i64 && reduction == Reduction::max))
     fail<DTypeError>(where, "{}; allowed: f64, f32{}", describe(tensor), reduction == Reduction::max ? ", i64" : "");
 }
-
-std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.raw()); }
 
 void wait_all(const std::vector<Request>& requests) {
   for (const Request& request : requests) request.wait();
@@ -76,28 +83,28 @@ int64_t slice_begin(int64_t elements, int rank, int size) { return elements / si
 template <class Part>
 void combine_parts(Communicator& group, Rank& rank, const Part& part, void* into, Reduction reduction, const MessageLabel& label) {
   const Tensor own = part(group.rank());
-  const Tensor received = Tensor::empty(rank, {group.size(), own.elements()}, own.dtype(), Category::workspace);
-  std::vector<const std::byte*> places;
+  const Tensor received = Tensor::empty(rank, {group.size() - 1, own.elements()}, own.dtype(), Category::workspace);
   std::vector<Request> requests;
-  for (int other = 0; other < group.size(); ++other) {
-    const Tensor theirs = other == group.rank() ? own : received.slice(0, other, other + 1);
-    places.push_back(bytes_of(theirs));
-    if (other != group.rank()) requests.push_back(group.receive(theirs, other, label));
-  }
-  for (int other = 0; other < group.size(); ++other)
-    if (other != group.rank()) requests.push_back(group.send(part(other), other, label));
+  group.together([&] {
+    for (int other = 0, place = 0; other < group.size(); ++other)
+      if (other != group.rank()) requests.push_back(group.receive(received.slice(0, place, place + 1), other, label)), ++place;
+    for (int other = 0; other < group.size(); ++other)
+      if (other != group.rank()) requests.push_back(group.send(part(other), other, label));
+  });
   wait_all(requests);
-  combine(rank, places, own.dtype(), into, own.elements(), reduction);
+  combine(group, rank, own, received, into, reduction);
 }
 
 /// Every rank gets every other's part. `part(r)`: where that of rank r lies.
 template <class Part>
 void share_parts(Communicator& group, const Part& part, const MessageLabel& label) {
   std::vector<Request> requests;
-  for (int other = 0; other < group.size(); ++other)
-    if (other != group.rank()) requests.push_back(group.receive(part(other), other, label));
-  for (int other = 0; other < group.size(); ++other)
-    if (other != group.rank()) requests.push_back(group.send(part(group.rank()), other, label));
+  group.together([&] {
+    for (int other = 0; other < group.size(); ++other)
+      if (other != group.rank()) requests.push_back(group.receive(part(other), other, label));
+    for (int other = 0; other < group.size(); ++other)
+      if (other != group.rank()) requests.push_back(group.send(part(group.rank()), other, label));
+  });
   wait_all(requests);
 }
 
@@ -111,10 +118,17 @@ void require_multiple(std::string_view where, const Tensor& mine, const Tensor& 
 
 }  // namespace
 
+template <>
+KernelList<CombineArgs> cpu_kernels<CombineArgs>() {
+  static constexpr Kernel<CombineArgs> list[] = {{"in_order", [](const CombineArgs&) { return true; }, combine_on_cpu}};
+  return list;
+}
+
 void Communicator::all_reduce(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label) {
   require_contiguous("all_reduce", values);
   require_reducible("all_reduce", values, reduction);
   if (size_ == 1 || values.elements() == 0) return;
+  connect(rank);
   const MessageLabel named = with_purpose(label, "all-reduce");
   if (values.bytes() <= small_bytes) return all_reduce_small(rank, values, reduction, named);
 
@@ -128,10 +142,15 @@ void Communicator::all_reduce(Rank& rank, const Tensor& values, Reduction reduct
 }
 
 void Communicator::all_reduce_small(Rank& rank, const Tensor& values, Reduction reduction, const MessageLabel& label) {
-  const std::vector<std::byte> all = exchange({bytes_of(values), static_cast<size_t>(values.bytes())}, label);
-  std::vector<const std::byte*> parts;
-  for (int other = 0; other < size_; ++other) parts.push_back(all.data() + other * values.bytes());
-  combine(rank, parts, values.dtype(), values.raw(), values.elements(), reduction);
+  if (!values.on_host()) {  // every rank gets all values of all others
+    const Tensor whole = flat(values);
+    return combine_parts(*this, rank, [&](int) { return whole; }, whole.raw(), reduction, label);
+  }
+  const std::vector<std::byte> all = exchange({static_cast<std::byte*>(values.raw()), static_cast<size_t>(values.bytes())}, label);
+  Tensor others = Tensor::empty(rank, {size_ - 1, values.elements()}, values.dtype(), Category::workspace);
+  const auto own = all.begin() + rank_ * values.bytes();
+  std::copy(own + values.bytes(), all.end(), std::copy(all.begin(), own, static_cast<std::byte*>(others.raw())));
+  combine(*this, rank, values, others, values.raw(), reduction);
 }
 
 void Communicator::all_gather(Rank& rank, const Tensor& mine, const Tensor& all, const MessageLabel& label) {
@@ -139,6 +158,7 @@ void Communicator::all_gather(Rank& rank, const Tensor& mine, const Tensor& all,
   require_contiguous("all_gather", all);
   require_multiple("all_gather", mine, all, size_);
   if (mine.elements() == 0) return;
+  if (size_ > 1) connect(rank);
   const MessageLabel named = with_purpose(label, "all-gather");
   const Tensor whole = all.reshape({size_, mine.elements()});
   const auto row = [&](int owner) { return whole.slice(0, owner, owner + 1); };
@@ -152,15 +172,31 @@ void Communicator::reduce_scatter(Rank& rank, const Tensor& all, const Tensor& m
   require_multiple("reduce_scatter", mine, all, size_);
   require_reducible("reduce_scatter", mine, Reduction::sum);
   if (mine.elements() == 0) return;
+  if (size_ == 1) {
+    if (all.raw() != mine.raw()) copy(rank, flat(all), flat(mine));
+    return;
+  }
+  connect(rank);
   const MessageLabel named = with_purpose(label, "reduce-scatter");
   const Tensor whole = all.reshape({size_, mine.elements()});
   combine_parts(*this, rank, [&](int owner) { return whole.slice(0, owner, owner + 1); }, mine.raw(), Reduction::sum, named);
 }
 
-void Communicator::broadcast(Rank&, const Tensor& values, int root, const MessageLabel& label) {
+void Communicator::broadcast(Rank& rank, const Tensor& values, int root, const MessageLabel& label) {
   require_contiguous("broadcast", values);
   if (root < 0 || root >= size_) fail<StateError>("broadcast", "root {} is not one of {} ranks", root, size_);
   if (size_ == 1 || values.elements() == 0) return;
+  if (!values.on_host()) {
+    connect(rank);
+    std::vector<Request> requests;
+    together([&] {
+      if (rank_ != root) requests.push_back(receive(values, root, with_purpose(label, "broadcast")));
+      else
+        for (int other = 0; other < size_; ++other)
+          if (other != root) requests.push_back(send(values, other, with_purpose(label, "broadcast")));
+    });
+    return wait_all(requests);
+  }
   // A binomial tree over ranks counted from the root: a rank hears from the one without its lowest bit, then serves those with a lower bit added.
   const MessageLabel named = with_purpose(label, "broadcast");
   const int place = (rank_ - root + size_) % size_;

@@ -75,7 +75,7 @@ MessageLabel with_purpose(MessageLabel label, const char* purpose) {
 
 void Communicator::check_message(std::string_view what, const Tensor& tensor, int other) const {
   if (!tensor.defined()) fail<StateError>("communicator", "{}: the tensor has no values", what);
-  if (tensor.device().kind != DeviceKind::cpu)
+  if (tensor.device().kind != DeviceKind::cpu && !carries_device_memory())
     fail<StateError>("communicator", "{}: the tensor lies on {}; '{}' carries host memory", what, to_string(tensor.device()), name());
   if (!tensor.is_contiguous()) fail<ShapeError>("communicator", "{}: {} is not contiguous", what, describe(tensor));
   if (size_ == 1) fail<StateError>("communicator", "{}: a group of one rank has nobody to talk to", what);
@@ -94,13 +94,15 @@ Request Communicator::send_message(Message message) {
 
 Request Communicator::send(const Tensor& from, int to, const MessageLabel& label) {
   check_message("send", from, to);
-  return send_message({static_cast<std::byte*>(from.raw()), from.bytes(), to, label, std::make_shared<const Tensor>(from)});
+  return send_message({static_cast<std::byte*>(from.raw()), from.bytes(), to, label, std::make_shared<const Tensor>(from), !from.on_host()});
 }
 
 Request Communicator::receive(const Tensor& into, int from, const MessageLabel& label) {
   check_message("receive", into, from);
-  return start_receive({static_cast<std::byte*>(into.raw()), into.bytes(), from, label, std::make_shared<const Tensor>(into)});
+  return start_receive({static_cast<std::byte*>(into.raw()), into.bytes(), from, label, std::make_shared<const Tensor>(into), !into.on_host()});
 }
+
+void Communicator::connect(Rank&, std::span<const std::array<int, 2>>) {}
 
 std::vector<std::byte> Communicator::exchange(std::span<const std::byte> mine, const MessageLabel& label) {
   const int64_t bytes = static_cast<int64_t>(mine.size());

@@ -1,4 +1,5 @@
-// How ranks talk: explicit sends and receives in an order that both ends know from a plan. Local threads, MPI and (later) NCCL implement it.
+// How ranks talk: explicit sends and receives in an order that both ends know from a plan. Local threads and MPI implement it for host memory; NCCL beside
+// them for that of CUDA devices (parallel/nccl.h).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -13,6 +14,8 @@
 #include "runtime/tensor.h"
 
 namespace quire {
+
+class WatchSeat;
 
 /// What a message carries; traffic is counted by it.
 enum class MessageKind : uint8_t {
@@ -49,6 +52,8 @@ struct TrafficCounters {
 
 /// A send or receive under way. It keeps its tensor alive; the tensor is not to be written (send) or touched (receive) until done. A default-made one is
 /// done. Copies refer to the same operation. Use from the rank's own thread.
+///
+/// Of tensors on a device, `wait` makes the device's later work wait, and returns at once: nothing waits on the host. `done` asks whether the device is there.
 class Request {
  public:
   class Operation {
@@ -80,6 +85,10 @@ struct CommunicatorOptions {
 /// in which those were posted: no tags; sizes are known to both ends and never negotiated (a receive of another size than its send is a
 /// CommunicationError on the receiving rank; local ranks also compare the kinds). Not thread-safe: one thread uses it, but all groups split from one may be used by that thread in any order.
 ///
+/// Tensors on a device are carried where `carries_device_memory()`: a send begins when the work before it on its device is over, and so does a receive,
+/// whose memory that work may still read. Messages of different ordered pairs do not wait for each other there either, except those posted in `together`:
+/// of all groups of a rank, these go one after the other in the program's order, which must be the same on all of their ranks.
+///
 /// Collectives are built on sends and receives here, once for every implementation. Sums are added in the order of ranks, so their bits are the same on
 /// every rank, in every run and with every implementation. Every rank of the group calls them in the same order.
 class Communicator {
@@ -88,7 +97,7 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  virtual std::string_view name() const = 0;  ///< local, mpi, single
+  virtual std::string_view name() const = 0;  ///< local, mpi, tcp, single
   int rank() const { return rank_; }
   int size() const { return size_; }
   /// Number in the whole job of a rank of this group; messages for people use it.
@@ -100,6 +109,21 @@ class Communicator {
   virtual Request send(const Tensor& from, int to, const MessageLabel& label);
   /// Starts receiving into a contiguous tensor; never blocks.
   virtual Request receive(const Tensor& into, int from, const MessageLabel& label);
+  virtual bool carries_device_memory() const { return false; }
+  /// Collective. Makes what messages of the rank's device from pairs[i][0] to pairs[i][1] (ranks of this group) need, and what `together` does. To be called
+  /// before the first of them, again for further pairs or another device; cheap where nothing is to be made. Waits for the other ranks. Does nothing for a rank without a device.
+  virtual void connect(Rank& rank, std::span<const std::array<int, 2>> pairs = {});
+  /// Calls `posts`, whose sends and receives in this group belong together: none of them waits for another, on the host or on a device, where they begin when
+  /// `posts` returns. Between all ranks of the group, `connect` or not. Every rank of the group does this as often and in the same order; each of these messages is in
+  /// the same one on both of its ends.
+  template <class Posts>
+  void together(Posts&& posts) {
+    begin_together();
+    posts();
+    end_together();
+  }
+  virtual void begin_together() {}
+  virtual void end_together() {}
   /// Lets operations under way progress; cheap enough for the thread pool's `set_poll`. Throws AbortedError when the group was aborted.
   virtual void poll() = 0;
   /// The ranks that gave the same colour, in the order of this group. Collective.
@@ -129,6 +153,9 @@ class Communicator {
   /// sentence, the other waiting ranks of the machine say what they wait for, and all of these waits fail: CommunicationError on the rank whose time
   /// was over first, AbortedError on the others. Time in which the process itself was stopped does not count.
   void set_watchdog(double seconds) { watchdog_seconds_ = seconds; }
+  double watchdog() const { return watchdog_seconds_; }
+  /// This rank's place at the watchdog's board; null where nobody is waited for. For communicators that stand beside this one.
+  virtual WatchSeat* watch_seat() { return nullptr; }
 
  protected:
   struct Message {
@@ -137,6 +164,7 @@ class Communicator {
     int other = 0;              ///< rank in this group
     MessageLabel label;
     std::shared_ptr<const void> keep;  ///< owns `data`; let go by the rank's own thread
+    bool on_device = false;
   };
   Communicator(int rank, std::vector<int> world_ranks, double watchdog_seconds)
       : rank_(rank), size_(static_cast<int>(world_ranks.size())), world_ranks_(std::move(world_ranks)), watchdog_seconds_(watchdog_seconds) {}

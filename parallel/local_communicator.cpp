@@ -205,6 +205,7 @@ class LocalCommunicator final : public Communicator {
 
   void abort(const std::string& reason) override { member_->job->abort(reason); }
   bool first_to_say(std::string_view text) override { return member_->job->board.first_to_say(text); }
+  WatchSeat* watch_seat() override { return &member_->seat; }
 
  private:
   Request start_send(Message message) override { return start(std::move(message), true); }

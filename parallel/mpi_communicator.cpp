@@ -255,6 +255,7 @@ class MpiCommunicator final : public Communicator {
 
   void abort(const std::string&) override { job_->abort(); }
   bool first_to_say(std::string_view text) override { return job_->seat->board().first_to_say(text); }
+  WatchSeat* watch_seat() override { return &*job_->seat; }
 
  private:
   Request start_send(Message message) override { return start(std::move(message), true); }

@@ -14,6 +14,10 @@ namespace quire {
 ///
 /// Every rank starts the same tensors (by size) in the same order; when it does so is its own affair. The two phases use a group each, so that
 /// their messages match without tags however the sums of different ranks interleave. No rank waits for what another does later in its own order: no deadlock.
+///
+/// On a device nothing depends on what has arrived when, as its work is submitted in one order on all ranks: a sum moves on when memory for another one is
+/// needed (so that `depth` sums are under way beside what the device computes), or at `wait`. `idle` then says that all are submitted; work that comes
+/// later finds the sums.
 class OrderedSum {
  public:
   /// Collective over `ranks`.
@@ -25,7 +29,7 @@ class OrderedSum {
   void reserve(DType dtype, int64_t elements, int64_t depth);
 
   /// Whether memory for one more sum is free; `advance` frees it.
-  bool can_start() const { return static_cast<int64_t>(collecting_.size()) < static_cast<int64_t>(scratch_.size()); }
+  bool can_start() const { return collecting_.size() < scratch_.size() || (on_device() && !scratch_.empty()); }
   /// Starts summing a contiguous tensor [n], which is not touched until `idle()`. Throws StateError unless `can_start()` and it fits.
   void start(const Tensor& values, const MessageLabel& label);
   /// Does what can be done without waiting. Adds on the rank's pool: not to be called from inside `parallel_for`.
@@ -47,11 +51,15 @@ class OrderedSum {
     void wait_for_one();
   };
   Tensor part(const Tensor& values, int of) const;
+  bool on_device() const { return rank_.accelerator() != nullptr; }
+  Communicator& distributing() const { return distribute_ ? *distribute_ : *collect_; }
   void add_parts(const Sum& sum);
   void distribute(Sum sum);
+  /// Adds the oldest sum's parts and gives it to all.
+  void move_on();
 
   Rank& rank_;
-  std::unique_ptr<Communicator> collect_, distribute_;
+  std::unique_ptr<Communicator> collect_, distribute_;  ///< on a device one for both: the order of messages is known
   std::vector<Tensor> scratch_;           ///< [depth], used in turn
   uint64_t started_ = 0;
   std::deque<Sum> collecting_, distributing_;

@@ -42,8 +42,7 @@ void WatchSeat::speak(const std::string& sentence) {
 }
 
 void WatchSeat::leave() {
-  if (!counted_) board_.heard.fetch_add(1);
-  counted_ = true;
+  if (!counted_.exchange(true)) board_.heard.fetch_add(1);
 }
 
 void Watch::check() {

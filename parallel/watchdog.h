@@ -47,7 +47,7 @@ class WatchSeat {
   const int world_rank_;
   const std::function<void(const std::string&)> report_;
   const std::function<bool()> ended_;
-  bool counted_ = false;
+  std::atomic<bool> counted_{false};  ///< a thread that watches devices may speak, too
 };
 
 /// One wait for one message.

@@ -13,6 +13,8 @@
 #include <optional>
 #include <thread>
 
+#include "parallel/nccl.h"
+#include "parallel/tcp.h"
 #include "run/launch_link.h"
 #include "runtime/error.h"
 
@@ -87,13 +89,14 @@ int end_all(const char* program, Communicator& world, LaunchBoard* board) {
 }  // namespace
 
 int run_rank(const char* program, const RankProcessOptions& options, const std::function<void(Communicator& world, LaunchBoard* board)>& body) {
+  prepare_cuda_connections();
   ::signal(SIGPIPE, SIG_IGN);  // nobody reads what is printed: no reason to end a training
   const AnnouncedRanks announced = announced_ranks();
   std::optional<LaunchBoard> board;
   std::unique_ptr<Communicator> world;
   try {
     if (!options.launch_folder.empty()) board.emplace(meet_launcher(options.launch_folder, announced));
-    world = announced.size > 0 ? join_mpi(options.communicator) : single_communicator();
+    world = with_device_memory(join_announced(options.communicator));
   } catch (const std::exception& error) {
     if (announced.rank == 0) {
       print(error.what());

@@ -29,6 +29,11 @@ class Wire final : public Communicator {
     if (hooks_.posted) hooks_.posted(from, label);
     return request;
   }
+  bool carries_device_memory() const override { return inner_.carries_device_memory(); }
+  void connect(Rank& rank, std::span<const std::array<int, 2>> pairs) override { inner_.connect(rank, pairs); }
+  void begin_together() override { inner_.begin_together(); }
+  void end_together() override { inner_.end_together(); }
+  WatchSeat* watch_seat() override { return inner_.watch_seat(); }
   void poll() override { inner_.poll(); }
   std::unique_ptr<Communicator> split(int colour) override {
     std::unique_ptr<Communicator> group = inner_.split(colour);

@@ -1,4 +1,5 @@
 // The CUDA backend where it is not built: no kernel for any operation, so that dispatch refuses by name.
+#include "ops/combine.h"
 #include "ops/kernels.h"
 
 namespace quire {
@@ -20,6 +21,7 @@ template <> KernelList<CrossEntropyForwardArgs> cuda_kernels<CrossEntropyForward
 template <> KernelList<CrossEntropyBackwardArgs> cuda_kernels<CrossEntropyBackwardArgs>() { return {}; }
 template <> KernelList<AddArgs> cuda_kernels<AddArgs>() { return {}; }
 template <> KernelList<SumArgs> cuda_kernels<SumArgs>() { return {}; }
+template <> KernelList<CombineArgs> cuda_kernels<CombineArgs>() { return {}; }
 template <> KernelList<CastArgs> cuda_kernels<CastArgs>() { return {}; }
 template <> KernelList<ReduceArgs> cuda_kernels<ReduceArgs>() { return {}; }
 template <> KernelList<SquaresArgs> cuda_kernels<SquaresArgs>() { return {}; }

@@ -1,4 +1,4 @@
-// Libraries that the runtime loads: cuBLASLt with the real library's descriptors, which work without a GPU, and products computed here.
+// cuBLASLt with the real library's descriptors, which work without a GPU, and products computed here.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "libraries.h"
 #include "products.h"
-#include "runtime/cuda/shared_library.h"
-#include "runtime/error.h"
 #include "state.h"
 #include "streams.h"
 
@@ -252,20 +251,9 @@ void* stand_in(const std::string& name) {
 
 }  // namespace
 
+Library cublaslt_library() {
+  return {"libcublasLt.so", [] { return real("cublasLtGetVersion") != nullptr; },
+          [](const char* name) { return stand_in(name) != nullptr ? stand_in(name) : real(name); }};
+}
+
 }  // namespace emulation
-
-namespace quire {
-
-// The emulated loader. `handle_` is never given to the system's.
-SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& purpose) : name_(names.front()), purpose_(purpose) {
-  if (emulation::settings().libraries && emulation::real("cublasLtGetVersion") != nullptr) return;
-  fail<UnsupportedError>("cuda", "{} is not found; it is needed for {}", name_, purpose);
-}
-
-void* SharedLibrary::symbol(const char* name) const {
-  void* const function = emulation::stand_in(name) != nullptr ? emulation::stand_in(name) : emulation::real(name);
-  if (function == nullptr) fail<UnsupportedError>("cuda", "{} has no {}, which {} need; a newer library is needed", name_, name, purpose_);
-  return function;
-}
-
-}  // namespace quire

@@ -188,7 +188,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   const std::shared_ptr<Stream> on = event->recorded_on;
   const uint64_t record = event->records, place = event->place;
   event->lock.unlock();
-  if (record > 0) stream->push([=] { wait_for_event(*event, on, record, place); }, true);
+  const auto wait = [=] {
+    const Stream::Blocked blocked;
+    wait_for_event(*event, on, record, place);
+  };
+  if (record > 0) stream->push(wait, true);
   return call.end(cudaSuccess);
 }
 

@@ -22,7 +22,8 @@ struct Settings {
   int devices = 8;        ///< none: cudaErrorNoDevice
   int major = 9, minor = 0, multiprocessors = 132;
   size_t memory = size_t{16} << 30;  ///< bytes of each device
-  bool libraries = true;             ///< whether cuBLASLt is there
+  bool libraries = true;             ///< whether cuBLASLt and NCCL are there
+  int communication_patience = 20000;  ///< milliseconds after which a message that waits while no stream works fails as deadlocked; 0: waits for ever, as NCCL does
   int driver_version = 13000, runtime_version = 13000;
   size_t quarantine = size_t{64} << 20;  ///< bytes of freed memory that are kept to show late accesses
 };
@@ -55,6 +56,7 @@ struct Counters {
   int64_t synchronous_copies = 0;  ///< cudaMemcpy, and copies to memory of the host that is not pinned
   int64_t allocations = 0, frees = 0;  ///< of device memory
   int64_t switches = 0;  ///< between emulated threads
+  int64_t messages = 0, message_groups = 0;  ///< sends of NCCL's, and what was launched for them and for receives
 };
 Counters counters();
 void reset_counters();

@@ -88,12 +88,14 @@ Counters counters() {
           c.synchronous_copies,
           c.allocations,
           c.frees,
-          c.switches};
+          c.switches,
+          c.messages,
+          c.message_groups};
 }
 void reset_counters() {
   AtomicCounters& c = counted();
   for (auto* counter : {&c.kernels, &c.products, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations,
-                        &c.stream_synchronizations, &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches})
+                        &c.stream_synchronizations, &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches, &c.messages, &c.message_groups})
     counter->store(0);
 }
 

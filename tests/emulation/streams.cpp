@@ -55,7 +55,29 @@ uint64_t Stream::enqueue(std::function<void()> work, bool always) {
 }
 
 void Stream::settle(uint64_t place) {
-  if (settings().pace == Pace::early) wait(place);
+  if (settings().pace != Pace::early) return;
+  demand(place);
+  {
+    const Quiet quiet;
+    const std::lock_guard<Lock> guard(lock_);
+    changed_.wait(lock_, [&] { return finished_ >= place || blocked_; });
+    if (finished_ < place) return;
+  }
+  acquire(&done_);
+}
+
+static thread_local Stream* stream_of_thread = nullptr;
+
+Stream::Blocked::Blocked() {
+  const Quiet quiet;
+  const std::lock_guard<Lock> guard(stream_of_thread->lock_);
+  stream_of_thread->blocked_ = true;
+  stream_of_thread->changed_.notify();
+}
+Stream::Blocked::~Blocked() {
+  const Quiet quiet;
+  const std::lock_guard<Lock> guard(stream_of_thread->lock_);
+  stream_of_thread->blocked_ = false;
 }
 
 void Stream::demand(uint64_t place) {
@@ -128,6 +150,7 @@ void Stream::run(Work& work) {
 
 void Stream::loop() {
   choose_device(device_);
+  stream_of_thread = this;
   for (;;) {
     Work work;
     if (!take(work)) return;
@@ -136,6 +159,7 @@ void Stream::loop() {
     work = Work{};  // what it holds may wait for this stream to be idle
     const std::lock_guard<Lock> guard(lock_);
     ++finished_;
+    ++counted().works;
     changed_.notify();
   }
 }

@@ -25,9 +25,17 @@ class Stream {
   int device() const { return device_; }
   /// Queues work; `always`: also where the device has failed, so that nobody waits for ever. Returns its place in the queue, from 1.
   uint64_t enqueue(std::function<void()> work, bool always = false);
-  /// Where work is to be done at once, returns when this is.
+  /// Where work is to be done at once, returns when this is, or when the stream waits for something else than its own work.
   void settle(uint64_t place);
   void push(std::function<void()> work, bool always = false) { settle(enqueue(std::move(work), always)); }
+  /// While one lives, the stream whose thread this is waits for another one.
+  class Blocked {
+   public:
+    Blocked();
+    ~Blocked();
+    Blocked(const Blocked&) = delete;
+    Blocked& operator=(const Blocked&) = delete;
+  };
   /// Lets the work up to this place run.
   void demand(uint64_t place);
   /// The last place so far.
@@ -52,7 +60,7 @@ class Stream {
   Signal changed_;
   std::deque<Work> queue_;
   uint64_t pushed_ = 0, finished_ = 0, demanded_ = 0;
-  bool over_ = false;
+  bool over_ = false, blocked_ = false;
   char done_ = 0;  ///< its address carries the edge to who waits
   std::thread thread_;
 };
