@@ -133,7 +133,8 @@ Next look(const std::shared_ptr<Group>& group, Idleness& idleness, std::vector<M
   if (!to_move.empty()) return Next::move;
   if (all_done || (is_over(*group) && !moving)) return Next::end;
   for (const auto& message : group->messages)  // what this waits for is to be done
-    if (message->other != nullptr && !message->other->group->running) message->other->group->stream->demand(message->other->group->place);
+    if (message->state == Message::State::posted && message->other != nullptr && !message->other->group->running)
+      message->other->group->stream->demand(message->other->group->place);
   if (const auto circle = circle_from(group); !circle.empty()) {
     fail_groups(circle, "deadlock: messages wait for each other");
   } else if (idleness.lasts(settings().communication_patience)) {
