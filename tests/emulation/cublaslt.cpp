@@ -55,8 +55,9 @@ void* real(const char* name) {
 cublasStatus_t planned(const char* function) { return static_cast<cublasStatus_t>(planned_failure(function)); }
 
 cublasStatus_t create(cublasLtHandle_t* handle) {
+  if (const cublasStatus_t wrong = planned("cublasLtCreate"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   *handle = reinterpret_cast<cublasLtHandle_t>(new char);
-  return planned("cublasLtCreate");
+  return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t destroy(cublasLtHandle_t handle) {
   delete reinterpret_cast<char*>(handle);
@@ -124,10 +125,8 @@ cublasStatus_t algo_init(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t, 
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* chosen,
-                          cublasLtMatmulHeuristicResult_t* result) {
-  if (const cublasStatus_t wrong = planned("cublasLtMatmulAlgoCheck"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
+cublasStatus_t examine(cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                       const cublasLtMatmulAlgo_t* chosen, cublasLtMatmulHeuristicResult_t* result) {
   Product product;
   if (const cublasStatus_t wrong = describe(product, description, a, b, c, d); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
   const Algorithm algorithm = read(chosen);
@@ -140,7 +139,14 @@ cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cu
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+cublasStatus_t algo_check(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* chosen,
+                          cublasLtMatmulHeuristicResult_t* result) {
+  if (const cublasStatus_t wrong = planned("cublasLtMatmulAlgoCheck"); wrong != CUBLAS_STATUS_SUCCESS) return wrong;
+  return examine(description, a, b, c, d, chosen, result);
+}
+
+cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
                          cublasLtMatmulHeuristicResult_t results[], int* found) {
   *found = 0;
@@ -152,7 +158,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t descripti
     if (*found == wanted) break;
     cublasLtMatmulAlgo_t algorithm;
     write(&algorithm, {algorithm_magic, id, static_cast<uint32_t>(15 + id % 7), 4, id == 67 ? 2u : 1u, id == 67 ? 2u : 0u, 0, id == 21 ? 1u : 0u, 0, 0});
-    const cublasStatus_t status = algo_check(handle, description, a, b, c, d, &algorithm, &results[*found]);
+    const cublasStatus_t status = examine(description, a, b, c, d, &algorithm, &results[*found]);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (results[*found].workspaceSize <= workspace) ++*found;
   }

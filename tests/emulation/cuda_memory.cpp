@@ -81,8 +81,8 @@ cudaError_t give(void** to, size_t bytes, bool on_device, const char* function) 
 
 cudaError_t take_back(void* address, bool on_device, const char* function) {
   Call call(function);
-  if (call.failed()) return call.status();
-  if (address == nullptr) return call.end(cudaSuccess);
+  if (call.failed() && !has_failed(current_device())) return call.status();  // a device that has failed says so, but keeps nothing
+  if (address == nullptr) return call.status();
   wait_for_device(current_device());
   const std::lock_guard<Lock> guard(memory().lock);
   const auto found = memory().given.find(static_cast<char*>(address));
@@ -100,7 +100,7 @@ cudaError_t take_back(void* address, bool on_device, const char* function) {
   memory().freed.push_back(freed);
   memory().kept += freed.bytes;
   trim_quarantine(settings().quarantine);
-  return call.end(cudaSuccess);
+  return call.status();
 }
 
 }  // namespace

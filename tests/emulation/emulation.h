@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace emulation {
@@ -34,6 +35,8 @@ void order(Order order, uint64_t seed = 1);
 
 /// The `nth` call from now on (1 is the next) of this function of the runtime or of cuBLASLt returns `error`.
 void fail_call(const std::string& function, int nth, int error);
+/// How often each function that can be made to fail was called since the last `reset_counters`.
+std::map<std::string, int64_t> calls();
 
 /// While one lives, kernels and the device layer have the bug of this name (`gpu::planted`). Waits for all streams at both ends.
 class Planted {

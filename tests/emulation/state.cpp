@@ -42,6 +42,7 @@ struct State {
     cudaError_t error;
   };
   std::map<std::string, Planned, std::less<>> planned;
+  std::map<std::string, int64_t, std::less<>> calls;
 };
 State& state() {
   static State all;
@@ -97,6 +98,9 @@ void reset_counters() {
   for (auto* counter : {&c.kernels, &c.products, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations,
                         &c.stream_synchronizations, &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches, &c.messages, &c.message_groups})
     counter->store(0);
+  const Quiet quiet;
+  const std::lock_guard<Lock> guard(state().lock);
+  state().calls.clear();
 }
 
 int current_device() { return device_of_thread; }
@@ -134,9 +138,17 @@ void fail_call(const std::string& function, int nth, int error) {
   const std::lock_guard<Lock> guard(state().lock);
   state().planned[function] = {nth, static_cast<cudaError_t>(error)};
 }
+std::map<std::string, int64_t> calls() {
+  const Quiet quiet;
+  const std::lock_guard<Lock> guard(state().lock);
+  return {state().calls.begin(), state().calls.end()};
+}
 cudaError_t planned_failure(const char* function) {
   const Quiet quiet;
   const std::lock_guard<Lock> guard(state().lock);
+  const auto counted = state().calls.find(std::string_view(function));
+  if (counted != state().calls.end()) ++counted->second;
+  else if (*function != 0) state().calls.emplace(function, 1);
   const auto found = state().planned.find(std::string_view(function));
   if (found == state().planned.end() || --found->second.calls > 0) return cudaSuccess;
   const cudaError_t error = found->second.error;
