@@ -4,6 +4,7 @@
 #include "emulation.h"
 #include "model/generation.h"
 #include "parallel/checkpoint_names.h"
+#include "run/machine.h"
 #include "run/memory_case.h"
 #include "run/model_source.h"
 #include "run/selfcheck.h"
@@ -145,6 +146,17 @@ BOOST_AUTO_TEST_CASE(too_little_memory_says_what_would_fit) {
   small.memory = static_cast<size_t>(needed / 32);
   emulation::set(small);
   check_error<OutOfMemoryError>([&] { run_training(memory_config(scratch, "small", {"run.device=cuda"})); }, {"biggest users", "no setting of"});
+}
+
+BOOST_AUTO_TEST_CASE(a_peak_is_measured_in_the_memory_that_is_left) {
+  const emulation::Fresh fresh;
+  const int64_t limit = int64_t{2} << 20;
+  for (const int64_t left : {int64_t{0}, int64_t{16} << 10, int64_t{64} << 10}) {  // no product's, that of 32 rows, that of 64 rows
+    Rank rank(RankOptions{.device = {DeviceKind::cuda, 0}, .memory_limit = limit});
+    const Tensor taken = Tensor::empty(rank, {(limit - left) / 4}, DType::f32);
+    BOOST_TEST((measure_peak_flops(rank, DType::f32) > 0) == (left > 0), left << " bytes are left");
+    BOOST_TEST(rank.work().flops == 0);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(selfcheck_passes_and_its_breaks_fail) {
