@@ -73,6 +73,9 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) fail<DTypeError>("attention", "q {} k {} v {}: one dtype is needed", describe(q), describe(k), describe(v));
   check_runs("queries", query_runs, "q", q);
   check_runs("keys", key_runs, "k", k);
+  constexpr int64_t largest = 256;  // of the kernels of every device
+  if (options.backend == AttentionBackend::block && options.head_dim > largest)
+    fail<UnsupportedError>("attention", "heads of {} values with the backend 'block'; allowed: up to {}, or on the CPU the backend 'dense'", options.head_dim, largest);
   if (options.window < 0) fail<ShapeError>("attention", "window {}; allowed: 0 (none) or more", options.window);
 }
 

@@ -65,6 +65,11 @@ BOOST_AUTO_TEST_CASE(wrong_shapes_and_types_are_named) {
   AttentionOptions negative = options;
   negative.window = -1;
   check_error<ShapeError>(call(zeros(5, 32), zeros(5, 16), zeros(5, 16), five, negative), {"[attention]", "window -1"});
+  AttentionOptions large = options;
+  large.head_dim = 258;
+  check_error<UnsupportedError>(call(zeros(5, 4 * 258), zeros(5, 2 * 258), zeros(5, 2 * 258), five, large), {"[attention]", "258", "up to 256", "'dense'"});
+  large.backend = AttentionBackend::dense;
+  call(zeros(5, 4 * 258), zeros(5, 2 * 258), zeros(5, 2 * 258), five, large)();
 }
 
 BOOST_AUTO_TEST_CASE(backends_are_known_by_name) {
