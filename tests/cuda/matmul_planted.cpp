@@ -21,11 +21,13 @@ BOOST_AUTO_TEST_CASE(every_bug_is_caught) {
     bool races;
   };
   for (const Bug& bug : {Bug{"mma matmul.wrong_fragment", "wrong", false}, {"mma matmul.missing_wait", "wrong", true},
-                         {"wgmma matmul.missing_wait", "more arrivals than it expects", false}, {"wgmma matmul.early_release", "wrong", true}}) {
+                         {"wgmma matmul.missing_wait", "more arrivals than it expects", true},
+                         // No race to ThreadSanitizer: the reads of a product are seen when it is waited for, by when every later tile has been waited for, too.
+                         {"wgmma matmul.early_release", "wrong", false}}) {
     const ProgramOutcome outcome = run_program("planted_matmul", bug.name);
     BOOST_TEST(outcome.exit_code != 0, bug.name << ": " << outcome.output);
-    if (emulation::thread_sanitizer && bug.races) BOOST_TEST(outcome.output.find("data race") != std::string::npos, bug.name << ": " << outcome.output);
-    if (!emulation::thread_sanitizer) BOOST_TEST(outcome.output.find(bug.shows) != std::string::npos, bug.name << ": " << outcome.output);
+    const char* const shows = emulation::thread_sanitizer && bug.races ? "data race" : bug.shows;
+    BOOST_TEST(outcome.output.find(shows) != std::string::npos, bug.name << ": " << outcome.output);
   }
 }
 

@@ -14,7 +14,8 @@ struct ProgramOutcome {
 };
 
 inline ProgramOutcome run_program(const std::string& program, const std::string& argument) {
-  const std::string command = QUIRE_BUILD_ROOT "/tests/cuda/" + program + " " + argument + " 2>&1";
+  // ThreadSanitizer is to remember where the host wrote, however much it did since.
+  const std::string command = "TSAN_OPTIONS=halt_on_error=1:history_size=7 " QUIRE_BUILD_ROOT "/tests/cuda/" + program + " " + argument + " 2>&1";
   FILE* const pipe = ::popen(command.c_str(), "r");
   BOOST_TEST_REQUIRE(pipe != nullptr);
   std::string output;

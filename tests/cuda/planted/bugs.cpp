@@ -39,7 +39,7 @@ __global__ void multiply(const gpu::bf16* a, const gpu::bf16* b, float* c) {
     }
     if (!gpu::planted("missing_barrier")) __syncthreads();  // what others copied is here
     uint32_t af[4], bf[4];
-    gpu::ldmatrix_x4(af, buffer + static_cast<uint32_t>(warp * 16 + lane % 16) * 32 + static_cast<uint32_t>(lane / 16) * 16);
+    gpu::ldmatrix_x4(af, buffer + static_cast<uint32_t>(warp * 16 + lane % 16) * 32 + static_cast<uint32_t>(lane / 16) * 16);  // seen: missing_barrier
     const int row_of_b = lane % 8 + lane / 16 * 8;
     gpu::ldmatrix_x4(bf, buffer + a_bytes + static_cast<uint32_t>(row_of_b * 32 + lane / 8 % 2 * 16));  // seen: missing_barrier
     gpu::mma_16816(first, af, bf[0], bf[1]);
