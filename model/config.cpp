@@ -49,12 +49,12 @@ void ModelConfig::validate() const {
                       "model.sliding_window has {} entries; allowed: none, one for all layers, or one for each of the {} layers",
                       windows, n_layers);
   for (const int64_t window : sliding_window) check_range("sliding_window", window, 0, largest_count);
-  const std::vector<std::string> backends = {"block", "dense"};
+  const std::vector<std::string> backends = {"block", "dense", "cudnn"};
   bool known = false;
   for (const std::string& backend : backends) known = known || backend == attention_backend;
   if (!known) {
     const std::string near = nearest(attention_backend, backends);
-    fail<ConfigError>("config", "model.attention_backend is '{}'; allowed: block, dense{}", attention_backend,
+    fail<ConfigError>("config", "model.attention_backend is '{}'; allowed: block, dense, cudnn{}", attention_backend,
                       near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
   }
 }

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cuda/attention_cudnn_calls.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
+#include "runtime/accelerator.h"
 
 namespace quire {
 
 AttentionBackend attention_backend_from(std::string_view name) {
   if (name == "block") return AttentionBackend::block;
   if (name == "dense") return AttentionBackend::dense;
-  const std::string near = nearest(name, {"block", "dense"});
-  fail<ConfigError>("attention", "unknown backend '{}'; allowed: block, dense{}", name, near.empty() ? "" : "; nearest: " + near);
+  if (name == "cudnn") return AttentionBackend::cudnn;
+  const std::string near = nearest(name, {"block", "dense", "cudnn"});
+  fail<ConfigError>("attention", "unknown backend '{}'; allowed: block, dense, cudnn{}", name, near.empty() ? "" : "; nearest: " + near);
 }
 
 /// What kernels read lies in `memory`; runs go to the device as they are.
@@ -23,6 +26,14 @@ struct RunList::Tables {
     Tensor runs, global, start, tiles;
   };
   std::vector<Table> list;
+
+  struct Batches {
+    const Rank* rank;
+    std::vector<DocumentBatch> list;
+    Tensor begins, lengths;
+    DocumentBatches view;
+  };
+  std::vector<std::unique_ptr<Batches>> batches;  // views refer to the lists
 };
 
 BoundaryTable RunList::table(Rank& rank, int64_t tokens) const {
@@ -49,7 +60,30 @@ void RunList::set_table(Rank& rank, const Tensor& global, const Tensor& start, c
   tables_->list.push_back({&rank, global.elements(), {}, global, start, tiles});
 }
 
-std::string_view name_of(AttentionBackend backend) { return backend == AttentionBackend::block ? "block" : "dense"; }
+const DocumentBatches& RunList::batches(Rank& rank) const {
+  if (!tables_) tables_ = std::make_shared<Tables>();
+  for (const auto& each : tables_->batches)
+    if (each->rank == &rank) return each->view;
+  DocumentTables made = document_tables(*this);
+  const auto tensor = [&](const std::vector<int32_t>& values) { return Tensor::from<int32_t>(rank, {static_cast<int64_t>(values.size())}, values, Category::data); };
+  auto kept = std::make_unique<Tables::Batches>(Tables::Batches{&rank, std::move(made.batches), tensor(made.begins), tensor(made.lengths), {}});
+  kept->view = {kept->list, kept->begins.data<int32_t>(), kept->lengths.data<int32_t>(), kept->begins.elements()};
+  return tables_->batches.emplace_back(std::move(kept))->view;
+}
+
+std::string_view name_of(AttentionBackend backend) {
+  return backend == AttentionBackend::block ? "block" : backend == AttentionBackend::dense ? "dense" : "cudnn";
+}
+
+void check_attention_backend(Rank& rank, const AttentionOptions& options, DType dtype) {
+  if (options.backend != AttentionBackend::cudnn || !rank.computes()) return;
+  const char* const way_out = "allowed there: the backends \"block\" and \"dense\"";
+  if (rank.accelerator() == nullptr)
+    fail<UnsupportedError>("attention", "model.attention_backend \"cudnn\": found: the CPU; needed: a CUDA device (run.device = \"cuda\"); {}", way_out);
+  if (dtype != DType::bf16)
+    fail<UnsupportedError>("attention", "model.attention_backend \"cudnn\": found: {}; needed: bf16; allowed: train.mixed_precision = \"bf16\", or the backend \"block\"", name_of(dtype));
+  check_cudnn_attention(rank, options);
+}
 
 namespace {
 
@@ -85,8 +119,20 @@ AttentionPartial make_partial(Rank& rank, const Tensor& q, const AttentionOption
   return {Tensor::empty(rank, q.shape(), dtype), Tensor::empty(rank, {q.size(0), options.heads}, accumulator_of(q.dtype()))};
 }
 
+/// The batches for cuDNN where it is to compute this: documents that read themselves alone.
+const DocumentBatches* batches_for(Rank& rank, const DocumentRuns& runs, const AttentionOptions& options) {
+  if (options.backend != AttentionBackend::cudnn || !rank.computes()) return nullptr;
+  if (options.window == 0) return &runs->batches(rank);
+  constexpr const char *key = "attention.windows", *rule = "block";
+  if (Accelerator* const device = rank.accelerator(); device != nullptr && !device->choices().contains(key)) {
+    device->choose(key, rule);
+    device->note(fmt::format("layers with a sliding window use the attention backend {}: cuDNN computes those without", rule));
+  }
+  return nullptr;
+}
+
 void forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs,
-             const AttentionOptions& options, const AttentionPartial& into) {
+             const AttentionOptions& options, const AttentionPartial& into, const DocumentBatches* batches = nullptr) {
   check(q, k, v, *query_runs, *key_runs, options);
   const Tensor &out = into.out, &lse = into.lse;
   const DType accumulator = accumulator_of(q.dtype());
@@ -97,16 +143,18 @@ void forward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, cons
   dispatch(rank, AttentionForwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                       scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), out.raw(), out.stride(0), lse.raw(),
                                       options.backend == AttentionBackend::dense, out.dtype() != q.dtype(), query_runs->table(rank, q.size(0)),
-                                      key_runs->table(rank, k.size(0))});
+                                      key_runs->table(rank, k.size(0)), batches});
 }
 
 void backward(Rank& rank, const Tensor& q, const Tensor& k, const Tensor& v, const DocumentRuns& query_runs, const DocumentRuns& key_runs, const Tensor& dout,
-              const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk, const Tensor& dv, bool overwrite) {
+              const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk, const Tensor& dv, bool overwrite, const DocumentBatches* batches = nullptr,
+              const Tensor* out = nullptr) {
   check(q, k, v, *query_runs, *key_runs, options);
   dispatch(rank, AttentionBackwardArgs{q.dtype(), options.heads, options.kv_heads, options.head_dim, q.size(0), k.size(0), *query_runs, *key_runs, options.window,
                                        scale_of(options), q.raw(), q.stride(0), k.raw(), k.stride(0), v.raw(), v.stride(0), dout.raw(), dout.stride(0), lse.raw(),
                                        delta.raw(), dq.raw(), dq.stride(0), dk.raw(), dk.stride(0), dv.raw(), dv.stride(0),
-                                       options.backend == AttentionBackend::dense, overwrite, query_runs->table(rank, q.size(0)), key_runs->table(rank, k.size(0))});
+                                       options.backend == AttentionBackend::dense, overwrite, query_runs->table(rank, q.size(0)), key_runs->table(rank, k.size(0)),
+                                       batches, out != nullptr ? out->raw() : nullptr, out != nullptr ? out->stride(0) : 0});
 }
 
 class AttentionNode final : public Node {
@@ -119,10 +167,12 @@ class AttentionNode final : public Node {
   void input_gradient(Tape& tape, const Tensor& grad) override {
     Rank& rank = tape.rank();
     const Tensor &q = saved(q_), &k = saved(k_), &v = saved(v_);
-    const Tensor delta = attention_delta(rank, saved(out_), grad, options_);
+    const DocumentBatches* const batches = batches_for(rank, runs_, options_);
+    const Tensor& out = saved(out_);
+    const Tensor delta = batches == nullptr ? attention_delta(rank, out, grad, options_) : saved(lse_);  // cuDNN makes its own
     const DType accumulator = accumulator_of(q.dtype());
     const Tensor dq = Tensor::empty(rank, q.shape(), accumulator), dk = Tensor::empty(rank, k.shape(), accumulator), dv = Tensor::empty(rank, v.shape(), accumulator);
-    backward(rank, q, k, v, runs_, runs_, grad, saved(lse_), delta, options_, dq, dk, dv, true);
+    backward(rank, q, k, v, runs_, runs_, grad, saved(lse_), delta, options_, dq, dk, dv, true, batches, &out);
     tape.add_gradient(input(0), cast(rank, dq, q.dtype()));
     tape.add_gradient(input(1), cast(rank, dk, k.dtype()));
     tape.add_gradient(input(2), cast(rank, dv, v.dtype()));
@@ -181,7 +231,7 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
   for (const DocumentRun& run : *runs) covered += run.length;
   if (covered != q.tensor.size(0)) fail<ShapeError>("attention", "boundaries cover {} queries, but q {}", covered, describe(q.tensor));
   const AttentionPartial result = make_partial(rank, q.tensor, options, q.tensor.dtype());
-  forward(rank, q.tensor, k.tensor, v.tensor, runs, runs, options, result);
+  forward(rank, q.tensor, k.tensor, v.tensor, runs, runs, options, result, batches_for(rank, runs, options));
   const Value inputs[] = {q, k, v};
   if (!tape.must_record(inputs, false)) return tape.constant(result.out);
   return tape.record(std::make_unique<AttentionNode>(q.tensor, k.tensor, v.tensor, result, runs, options), inputs, result.out);

@@ -8,12 +8,14 @@
 
 namespace quire {
 
-/// Which kernels compute attention: `block`, tiles with online softmax that never touch what no document needs; `dense`, the materialised mask.
-enum class AttentionBackend : uint8_t { block, dense };
+/// Which kernels compute attention: `block`, tiles with online softmax that never touch what no document needs; `dense`, the materialised mask; `cudnn`, those of
+/// the library cuDNN.
+enum class AttentionBackend : uint8_t { block, dense, cudnn };
 AttentionBackend attention_backend_from(std::string_view name);  ///< throws ConfigError with the allowed names
 std::string_view name_of(AttentionBackend backend);
 
 struct BoundaryTable;
+struct DocumentBatches;
 
 /// Runs, and the tables that devices look them up in: made at the first call that needs one, kept as long as the runs. One rank uses a list at a time.
 class RunList : public std::vector<DocumentRun> {
@@ -27,6 +29,8 @@ class RunList : public std::vector<DocumentRun> {
   /// Gives the table itself, of boundaries that came to the device and that the host has not seen: global and start [tokens], tiles [4 * tiles] i32. The runs are then those
   /// that are expected, and count the work.
   void set_table(Rank& rank, const Tensor& global, const Tensor& start, const Tensor& tiles);
+  /// The runs as batches of documents, for libraries; the rank's device has their tables. Throws UnsupportedError where a run is no whole document.
+  const DocumentBatches& batches(Rank& rank) const;
 
  private:
   struct Tables;
@@ -71,7 +75,11 @@ void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tens
                         const Tensor& dout, const Tensor& lse, const Tensor& delta, const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
                         const Tensor& dv);
 
-/// Self-attention of a microbatch held by one process; out [T, heads * head_dim] in q's dtype.
+/// Throws UnsupportedError where the rank can not compute attention with these options' backend (found, needed). Others than `cudnn` are not looked at.
+void check_attention_backend(Rank& rank, const AttentionOptions& options, DType dtype);
+
+/// Self-attention of a microbatch held by one process; out [T, heads * head_dim] in q's dtype. The backend `cudnn` is for this form alone and without a window:
+/// partial results and windows are `block`'s where it is asked for.
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options);
 
 }  // namespace quire

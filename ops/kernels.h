@@ -8,6 +8,7 @@
 #include <span>
 
 #include "ops/boundary_table.h"
+#include "ops/document_batches.h"
 #include "runtime/add.h"
 #include "runtime/dispatch.h"
 #include "runtime/documents.h"
@@ -64,6 +65,8 @@ struct AttentionForwardArgs {
   bool dense = false;       ///< the backend asked for: materialised mask (reference) or tiles
   bool accumulate_out = false;  ///< `out` is of type A instead of T (partial results that will be merged)
   BoundaryTable query_table = {}, key_table = {};  ///< of the runs; devices alone get them
+  /// Given where cuDNN is the backend asked for: the runs, which are whole documents that read themselves alone.
+  const DocumentBatches* batches = nullptr;
 };
 
 /// Adds to dq, dk, dv (type A, [tokens, heads, head_dim] with the given row strides) the gradients of the above, given the *merged* lse and
@@ -89,6 +92,8 @@ struct AttentionBackwardArgs {
   /// dq, dk and dv hold nothing yet and are written instead of added to. Only where query_runs and key_runs are the same and cover all tokens.
   bool overwrite = false;
   BoundaryTable query_table = {}, key_table = {};  ///< of the runs; devices alone get them
+  const DocumentBatches* batches = nullptr;        ///< as in forward
+  const void* out = nullptr; int64_t out_row = 0;  ///< given with batches: the output that lse belongs to
 };
 
 /// delta[i, h] = sum_d out[i, h, d] * dout[i, h, d]; rows contiguous.

@@ -295,8 +295,7 @@ std::string config_documentation() {
     if (key.section != section)
       out += fmt::format("\n## [{}]\n\n| key | type | default | allowed | |\n|---|---|---|---|---|\n", section = key.section);
     std::string note = key.doc;
-    if (!key.later_choices.empty()) note += fmt::format(" (`{}` {} refused: {}.)", joined(key.later_choices, "`, `"), key.later_choices.size() == 1 ? "is" : "are", key.later);
-    else if (!key.later.empty()) note += fmt::format(" Only the default works: {}.", key.later);
+    if (!key.later.empty()) note += fmt::format(" Only the default works: {}.", key.later);
     out += fmt::format("| {}{} | {} | `{}` | {} | {} |\n", key.name, key.may_differ ? " *" : "", key.type_name(), value_text(key.slot(defaults)),
                        cell(key.allowed()), cell(note));
   }

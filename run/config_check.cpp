@@ -39,8 +39,6 @@ bool slot_in_range(const ConfigKey& key, const ConfigSlot& slot) {
 
 void check_choice(const ConfigKey& key, const std::string& value, const std::string& place) {
   if (key.names_file(value)) return;
-  for (const std::string& choice : key.later_choices)
-    if (value == choice) fail<ConfigError>(place, "{} is {}: {}; allowed: {}", key.full_name(), toml_text(value), key.later, key.allowed());
   if (key.choices.empty() || std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end()) return;
   const std::string near = nearest(value, key.choices);
   fail<ConfigError>(place, "{} is {}; allowed: {}{}", key.full_name(), toml_text(value), key.allowed(),
@@ -200,6 +198,19 @@ void refuse_on_cuda(const Config& config, const ConfigPlaces& places, const std:
     fail<ConfigError>(place, "run.device is \"cuda\" but model.attention_backend is \"dense\", the CPU's reference; allowed there: \"block\", or run.device = \"cpu\"");
 }
 
+/// What cuDNN's attention needs, as far as a config says it; the device and the library are asked when a run starts.
+void check_cudnn(const Config& config, const ConfigPlaces& places, const std::string& name) {
+  if (config.model.attention_backend != "cudnn") return;
+  const std::string place = place_of(places, "model.attention_backend", name);
+  const auto refuse = [&](const std::string& found, std::string_view needed) {
+    fail<ConfigError>(place, "model.attention_backend is \"cudnn\" but {}; allowed there: \"block\", or {}", found, needed);
+  };
+  if (config.run.device == "cpu") refuse("run.device is \"cpu\"", "run.device = \"cuda\"");
+  if (config.train.mixed_precision != "bf16") refuse(fmt::format("train.mixed_precision is {}", toml_text(config.train.mixed_precision)), "train.mixed_precision = \"bf16\"");
+  // Results over parts of the keys are added up; cuDNN rounds each to bf16.
+  if (config.distributed.cp > 1) refuse(fmt::format("distributed.cp is {}: parts of a row are merged in f32, which cuDNN does not give", config.distributed.cp), "distributed.cp = 1");
+}
+
 void check_data(const Config& config, const ConfigPlaces& places, const std::string& name) {
   const Config::Data& data = config.data;
   const auto place = [&](const char* key) { return place_of(places, key, name); };
@@ -244,7 +255,7 @@ void check_key(const ConfigKey& key, Config& config, const ConfigPlaces& places,
     if ((*text)->find('\0') != std::string::npos) fail<ConfigError>(place, "{} is {}; allowed: a text without zero bytes", key.full_name(), toml_text(**text));
     check_choice(key, **text, place);
   }
-  if (!key.later.empty() && key.later_choices.empty()) {
+  if (!key.later.empty()) {
     Config defaults;
     if (const std::string only = value_text(key.slot(defaults)); value_text(slot) != only)
       fail<ConfigError>(place, "{} is {}: {}; allowed: {}", key.full_name(), value_text(slot), key.later, only);
@@ -262,6 +273,7 @@ void resolve_config(Config& config, const ConfigPlaces& places, const std::strin
   check_schedule(config, places, name);
   check_pipeline(config, places, name, reads_files);
   check_context(config, places, name);
+  check_cudnn(config, places, name);
   refuse_on_cuda(config, places, name);
   check_data(config, places, name);
   for (const ConfigKey& key : config_schema()) {

@@ -33,12 +33,6 @@ ConfigKey differs(ConfigKey key) { key.may_differ = true; return key; }
 ConfigKey or_file(ConfigKey key, const char* ending) { key.file_ending = ending; return key; }
 ConfigKey alias(ConfigKey key) { key.stored = false; return key; }
 ConfigKey later(ConfigKey key, const char* why) { key.later = why; return key; }
-ConfigKey later_choices(ConfigKey key, std::vector<std::string> which, const char* why) {
-  key.later_choices = std::move(which);
-  key.later = why;
-  return key;
-}
-
 #define SLOT(member) [](Config& config) -> ConfigSlot { return &config.member; }
 
 void add_run(std::vector<ConfigKey>& keys) {
@@ -71,9 +65,9 @@ void add_model(std::vector<ConfigKey>& keys) {
   keys.push_back(text("model", "tie_embeddings", SLOT(model.tie_embeddings), "The output layer uses the embedding's weights."));
   keys.push_back(number("model", "sliding_window", SLOT(model.sliding_window), 0, most_count,
                         "Tokens a query sees, itself included: one integer for all layers or one per layer. 0: the whole document."));
-  keys.push_back(later_choices(choice("model", "attention_backend", SLOT(model.attention_backend), {"block", "dense", "cudnn"},
-                                      "`block`: tiled, skips what no document needs; `dense`: the reference with a whole mask."),
-                               {"cudnn"}, "cuDNN's attention is not built yet"));
+  keys.push_back(choice("model", "attention_backend", SLOT(model.attention_backend), {"block", "dense", "cudnn"},
+                        "`block`: tiled, skips what no document needs; `dense`: the reference with a whole mask, for the CPU; `cudnn`: cuDNN's kernels, for CUDA devices of "
+                        "compute capability 9.0, in bf16 (layers with a sliding window use `block`)."));
 }
 
 void add_train(std::vector<ConfigKey>& keys) {
@@ -246,7 +240,7 @@ std::string ConfigKey::allowed() const {
       if (choices.empty()) return is_path ? "a path as text" : "a text";
       std::vector<std::string> now;
       for (const std::string& choice : choices)
-        if (std::find(later_choices.begin(), later_choices.end(), choice) == later_choices.end()) now.push_back(toml_text(choice));
+        now.push_back(toml_text(choice));
       std::string list;
       if (!file_ending.empty()) now.push_back("a path that ends in " + file_ending);
       for (size_t i = 0; i < now.size(); ++i) list += (i == 0 ? "" : i + 1 == now.size() ? " or " : ", ") + now[i];

@@ -26,7 +26,6 @@ struct ConfigKey {
   bool may_differ = false;                 ///< when a run is resumed
   bool stored = true;                      ///< false for another name of a stored key
   std::string later = {};                  ///< why only the default is accepted for now; "" = every allowed value works
-  std::vector<std::string> later_choices = {};  ///< choices that are known but refused for now
 
   /// Whether a value is a path, which is relative to the config.
   bool names_file(std::string_view value) const { return is_path || (!file_ending.empty() && value.ends_with(file_ending)); }

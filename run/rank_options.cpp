@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attention.h"
 #include "run/machine.h"
 #include "runtime/accelerator.h"
 #include "runtime/error.h"
@@ -32,6 +33,12 @@ Device device_of(std::string_view choice, DType dtype, const LocalPlace& place) 
 void check_device(const Rank& rank, DType dtype) {
   if (rank.accelerator() == nullptr) return;
   if (dtype == DType::f64) fail<UnsupportedError>("device", "f64 on {}; allowed there: f32, bf16; for f64: the CPU", to_string(rank.device()));
+}
+
+void check_attention(Rank& rank, const Config& config) {
+  const ModelConfig model = config.model.resolved();
+  check_attention_backend(rank, {.heads = model.n_heads, .kv_heads = model.n_kv_heads, .head_dim = model.head_dim, .backend = attention_backend_from(model.attention_backend)},
+                          config.dtype());
 }
 
 namespace {

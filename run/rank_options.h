@@ -25,6 +25,8 @@ Device device_of(std::string_view choice, DType dtype, const LocalPlace& place);
 void check_devices(const Config& config, int ranks);
 /// Throws UnsupportedError where the rank has a device that can not do what is asked of it: f64.
 void check_device(const Rank& rank, DType dtype);
+/// Throws UnsupportedError where this rank can not compute the model's attention with the backend asked for.
+void check_attention(Rank& rank, const Config& config);
 
 /// Threads (0 in the config: the processors this process may use, shared by the ranks that were started on the machine; at least 1), where they are bound, memory limit, instruction set, kernels and
 /// device of a resolved config, for a rank of `world` or one alone.

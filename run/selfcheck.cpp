@@ -204,6 +204,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   const std::unique_ptr<ModelSource> weights = weights_of(config, fs);
   Rank rank(rank_options(config));
   check_device(rank, config.dtype());
+  check_attention(rank, config);
   Model model(rank, config.model, config.dtype());
   if (weights) weights->load(rank, model);
   else model.initialize(rank, static_cast<uint64_t>(config.train.seed));
@@ -231,7 +232,8 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   std::vector<AttentionBackend> backends{AttentionBackend::block, AttentionBackend::dense};
   if (rank.accelerator() != nullptr) {
     backends = {AttentionBackend::block};
-    note(fmt::format("note:  on {} the block backend is checked alone; dense is the CPU's", to_string(rank.device())));
+    if (config.model.attention_backend == "cudnn") backends.push_back(AttentionBackend::cudnn);
+    note(fmt::format("note:  on {} {} checked; dense is the CPU's", to_string(rank.device()), backends.size() > 1 ? "the backends block and cudnn are" : "the block backend alone is"));
   }
   const int64_t probed_ranks = shape.pp * shape.cp;
   const bool many = probed_ranks > few_ranks;

@@ -13,9 +13,9 @@ constexpr int64_t row_chunk = 64;
 
 bool is_float(DType type) { return type == DType::f64 || type == DType::f32 || type == DType::bf16; }
 
-template <class Args> bool can_run_dense(const Args& args) { return args.dense && is_float(args.type); }
+template <class Args> bool can_run_dense(const Args& args) { return args.dense && is_float(args.type) && args.batches == nullptr; }
 template <class Args> bool can_run_block(const Args& args) {
-  return !args.dense && is_float(args.type) && args.head_dim >= 1 && args.head_dim <= attention_largest_head;
+  return !args.dense && args.batches == nullptr && is_float(args.type) && args.head_dim >= 1 && args.head_dim <= attention_largest_head;
 }
 template <class Args> bool can_run_rows(const Args& args) { return is_float(args.type); }
 

@@ -1,6 +1,9 @@
 // The CUDA backend where it is not built: no kernel for any operation, so that dispatch refuses by name.
+#include "ops/attention.h"
 #include "ops/combine.h"
+#include "ops/cuda/attention_cudnn_calls.h"
 #include "ops/kernels.h"
+#include "runtime/error.h"
 
 namespace quire {
 
@@ -36,5 +39,8 @@ template <> KernelList<CompareRecordsArgs> cuda_kernels<CompareRecordsArgs>() { 
 template <> KernelList<DocumentsDigestArgs> cuda_kernels<DocumentsDigestArgs>() { return {}; }
 template <> KernelList<ReceivedBoundariesArgs> cuda_kernels<ReceivedBoundariesArgs>() { return {}; }
 template <> KernelList<BoundaryTilesArgs> cuda_kernels<BoundaryTilesArgs>() { return {}; }
+
+// No rank has a device here.
+void check_cudnn_attention(Rank&, const AttentionOptions&) { fail<UnsupportedError>("attention", "model.attention_backend \"cudnn\": found: a build without CUDA; needed: one with it"); }
 
 }  // namespace quire

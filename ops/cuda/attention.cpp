@@ -1,5 +1,6 @@
 // The lists of attention's kernels on a CUDA device, and how calls are handed to them.
 #include "ops/cuda/attention_calls.h"
+#include "ops/cuda/attention_cudnn_calls.h"
 #include "ops/cuda/attention_work.h"
 #include "ops/cuda/boundary_search.h"
 #include "runtime/cuda/device.h"
@@ -17,7 +18,7 @@ int64_t tiles_of(int64_t tokens) { return (tokens + boundary_tile - 1) / boundar
 /// What both ways ask: a block per tile and head, of which a grid has 2^31 - 1.
 template <class Args>
 bool can_run_block(const Args& args) {
-  return !args.dense && (args.type == DType::f32 || args.type == DType::bf16) && args.head_dim >= 1 && args.head_dim <= f32_largest_head &&
+  return !args.dense && args.batches == nullptr && (args.type == DType::f32 || args.type == DType::bf16) && args.head_dim >= 1 && args.head_dim <= f32_largest_head &&
          std::max(tiles_of(args.query_tokens), tiles_of(args.key_tokens)) * args.heads < int64_t{1} << 31;
 }
 template <class Args>
@@ -72,6 +73,9 @@ void run_merge(Rank& rank, const AttentionMergeArgs& args) {
              static_cast<const float*>(args.lse2), cuda(rank).stream());
 }
 
+bool can_run_cudnn(const AttentionForwardArgs& args) { return args.batches != nullptr && !args.accumulate_out; }
+bool can_run_cudnn(const AttentionBackwardArgs& args) { return args.batches != nullptr && args.overwrite && args.out != nullptr; }
+
 bool can_run_table(const BoundaryTableArgs&) { return true; }
 void run_table(Rank& rank, const BoundaryTableArgs& args) {
   boundary_table(args.runs, args.runs_count, args.tokens_count, args.global, args.start, args.tiles, cuda(rank).stream());
@@ -80,11 +84,13 @@ void run_table(Rank& rank, const BoundaryTableArgs& args) {
 }  // namespace
 
 template <> KernelList<AttentionForwardArgs> cuda_kernels<AttentionForwardArgs>() {
-  static constexpr Kernel<AttentionForwardArgs> list[] = {{"tensor_cores", can_run_tensor_cores, run_tensor_cores}, {"f32", can_run_block<AttentionForwardArgs>, run_f32}};
+  static constexpr Kernel<AttentionForwardArgs> list[] = {{"tensor_cores", can_run_tensor_cores, run_tensor_cores}, {"f32", can_run_block<AttentionForwardArgs>, run_f32},
+                                                          {"cudnn", can_run_cudnn, cudnn_attention::forward}};
   return list;
 }
 template <> KernelList<AttentionBackwardArgs> cuda_kernels<AttentionBackwardArgs>() {
-  static constexpr Kernel<AttentionBackwardArgs> list[] = {{"tensor_cores", can_run_tensor_cores, run_tensor_cores}, {"f32", can_run_block<AttentionBackwardArgs>, run_f32}};
+  static constexpr Kernel<AttentionBackwardArgs> list[] = {{"tensor_cores", can_run_tensor_cores, run_tensor_cores}, {"f32", can_run_block<AttentionBackwardArgs>, run_f32},
+                                                           {"cudnn", can_run_cudnn, cudnn_attention::backward}, {"cudnn_unordered", can_run_cudnn, cudnn_attention::backward_unordered}};
   return list;
 }
 template <> KernelList<AttentionDeltaArgs> cuda_kernels<AttentionDeltaArgs>() {

@@ -23,7 +23,8 @@ struct Settings {
   int devices = 8;        ///< none: cudaErrorNoDevice
   int major = 9, minor = 0, multiprocessors = 132;
   size_t memory = size_t{16} << 30;  ///< bytes of each device
-  bool libraries = true;             ///< whether cuBLASLt and NCCL are there
+  bool libraries = true;             ///< whether cuBLASLt, cuDNN and NCCL are there
+  bool cudnn_plans = false;          ///< whether cuDNN compiles its plans, a second each; else engines are looked for alone
   int communication_patience = 20000;  ///< milliseconds after which a message that waits while no stream works fails as deadlocked; 0: waits for ever, as NCCL does
   int driver_version = 13000, runtime_version = 13000;
   size_t quarantine = size_t{64} << 20;  ///< bytes of freed memory that are kept to show late accesses
@@ -53,6 +54,7 @@ extern const bool address_sanitizer, thread_sanitizer;
 /// What was done since the last `reset_counters`, on all devices.
 struct Counters {
   int64_t kernels = 0, products = 0;
+  int64_t graphs = 0;  ///< executions of cuDNN's plans
   int64_t bytes_to_device = 0, bytes_to_host = 0, bytes_on_device = 0;
   int64_t device_synchronizations = 0;  ///< cudaDeviceSynchronize
   int64_t stream_synchronizations = 0, event_synchronizations = 0;

@@ -10,7 +10,7 @@ namespace {
 
 /// The library whose file has this name, without one where there is none.
 Library library_of(const std::string& file) {
-  for (const Library& each : {cublaslt_library(), nccl_library()})
+  for (const Library& each : {cublaslt_library(), cudnn_library(), nccl_library()})
     if (file.rfind(each.prefix, 0) == 0) return each;
   return {"", [] { return false; }, [](const char*) -> void* { return nullptr; }};
 }

@@ -10,6 +10,7 @@ struct Library {
   void* (*function)(const char* name);   ///< null for one that it does not have
 };
 Library cublaslt_library();
+Library cudnn_library();
 Library nccl_library();
 
 }  // namespace emulation

@@ -80,6 +80,7 @@ Counters counters() {
   const AtomicCounters& c = counted();
   return {c.kernels,
           c.products,
+          c.graphs,
           c.bytes_to_device,
           c.bytes_to_host,
           c.bytes_on_device,
@@ -95,7 +96,7 @@ Counters counters() {
 }
 void reset_counters() {
   AtomicCounters& c = counted();
-  for (auto* counter : {&c.kernels, &c.products, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations,
+  for (auto* counter : {&c.kernels, &c.products, &c.graphs, &c.bytes_to_device, &c.bytes_to_host, &c.bytes_on_device, &c.device_synchronizations,
                         &c.stream_synchronizations, &c.event_synchronizations, &c.synchronous_copies, &c.allocations, &c.frees, &c.switches, &c.messages, &c.message_groups})
     counter->store(0);
   const Quiet quiet;

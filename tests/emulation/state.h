@@ -17,7 +17,7 @@ namespace emulation {
 constexpr int most_devices = 16;
 
 struct AtomicCounters {
-  std::atomic<int64_t> kernels{0}, products{0}, bytes_to_device{0}, bytes_to_host{0}, bytes_on_device{0};
+  std::atomic<int64_t> kernels{0}, products{0}, graphs{0}, bytes_to_device{0}, bytes_to_host{0}, bytes_on_device{0};
   std::atomic<int64_t> device_synchronizations{0}, stream_synchronizations{0}, event_synchronizations{0}, synchronous_copies{0}, allocations{0},
       frees{0}, switches{0}, messages{0}, message_groups{0};
   std::atomic<int64_t> works{0};  ///< that streams have done, never reset

@@ -266,10 +266,9 @@ BOOST_AUTO_TEST_CASE(out_of_range_and_unknown_choices_are_refused) {
 BOOST_AUTO_TEST_CASE(what_is_not_built_is_refused_and_named) {
   for (const auto& [key, what] : std::map<std::string, std::string>{{"tp", "tensor parallelism"}, {"dp_shard", "sharded state"}})
     refused("[distributed]\n" + key + " = 2\n", {"[test.toml:4]", "distributed." + key + " is 2", what + " is not there yet", "allowed: 1"});
-  refused("[model]\nattention_backend = \"cudnn\"\n", {"not built yet"});
   BOOST_TEST(parse("[distributed]\ndp_shard = -1\npp = 1\n").distributed.dp_shard == 1);
   for (const ConfigKey& key : config_schema())  // every key that does nothing yet takes its default only: another integer is refused
-    if (!key.later.empty() && key.later_choices.empty() && key.type_name() == "integer") {
+    if (!key.later.empty() && key.type_name() == "integer") {
       Config config;
       *std::get<int64_t*>(key.slot(config)) = 3;
       check_error<ConfigError>([&] { resolved(config); }, {key.full_name(), key.later});
@@ -285,6 +284,14 @@ BOOST_AUTO_TEST_CASE(what_a_cuda_device_does_not_do_is_refused) {
   refused(cuda + "[model]\nattention_backend = \"dense\"\n", {"[test.toml:4]", "attention_backend is \"dense\"", "\"block\""});
   for (const char* device : {"auto", "cpu"})  // which find the CPU for these
     parse("[run]\ndevice = \"" + std::string(device) + "\"\n[distributed]\ndp_replicate = 2\n[train]\nmixed_precision = \"f64\"\n[model]\nattention_backend = \"dense\"\n");
+}
+
+BOOST_AUTO_TEST_CASE(what_cudnns_attention_does_not_do_is_refused) {
+  const std::string cudnn = "[model]\nattention_backend = \"cudnn\"\n";
+  for (const char* device : {"cuda", "auto"}) parse(cudnn + "[run]\ndevice = \"" + device + "\"\n[train]\nmixed_precision = \"bf16\"\n");
+  refused(cudnn, {"[test.toml:4]", "attention_backend is \"cudnn\"", "mixed_precision is \"f32\"", "\"block\", or train.mixed_precision = \"bf16\""});
+  refused(cudnn + "[train]\nmixed_precision = \"bf16\"\n[run]\ndevice = \"cpu\"\n", {"run.device is \"cpu\"", "run.device = \"cuda\""});
+  refused(cudnn + "[train]\nmixed_precision = \"bf16\"\n[distributed]\ncp = 2\n", {"distributed.cp is 2", "merged in f32", "distributed.cp = 1"});
 }
 
 BOOST_AUTO_TEST_CASE(a_layout_is_read_as_a_mesh_and_stages) {
