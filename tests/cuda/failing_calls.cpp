@@ -2,6 +2,7 @@
 // last checkpoint to the same bits.
 #include "emulation.h"
 #include "run/training_run.h"
+#include "state.h"
 #include "runtime/error.h"
 #include "tier.h"
 
@@ -78,6 +79,27 @@ BOOST_AUTO_TEST_CASE(every_call_of_a_run_fails_once) {
     }
   }
   BOOST_TEST(told >= 15);
+}
+
+// What a kernel's own failure, or the machine's, does: every later call of the device fails.
+BOOST_AUTO_TEST_CASE(a_device_that_fails_within_a_step_ends_the_run_with_one_error) {
+  const emulation::Fresh fresh;
+  Scratch scratch;
+  const Config whole = failing_config(scratch, "whole"), config = failing_config(scratch, "run");
+  run_training(whole);
+  const size_t before = emulation::allocated();
+  const auto fail_after_one_step = [&] {
+    Session session(config, disk(), quiet());
+    take_step(session, session.next_batch());
+    emulation::note_failure(0, "an uncorrectable error of the memory");
+    take_step(session, session.next_batch());
+    session.finish(0);
+  };
+  check_error<DeviceError>(fail_after_one_step, {"[cuda]", "unspecified launch failure: an uncorrectable error of the memory"});
+  emulation::recover();
+  BOOST_TEST(emulation::allocated() == before);
+  run_training(config);
+  check_same_training(whole, config, "after the failure");
 }
 
 BOOST_AUTO_TEST_SUITE_END()
