@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "libraries.h"
@@ -22,8 +23,9 @@ struct Algorithm {
   uint64_t magic;
   int32_t id;
   uint32_t tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
+  uint32_t unused;  ///< of what would be padding: all bytes are recorded
 };
-static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t) && std::has_unique_object_representations_v<Algorithm>);
 constexpr uint64_t algorithm_magic = 0x51c3a70b24d9e681;
 constexpr int known_algorithms[] = {66, 67, 21};  ///< best first
 
