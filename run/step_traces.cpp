@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/accelerator.h"
+
 namespace quire {
 
 StepTraces::StepTraces(Rank& rank, Communicator& world, Pipeline& pipeline, std::string folder, FileSystem& fs)
@@ -25,7 +27,8 @@ void StepTraces::keep(int64_t step) {
 std::string StepTraces::describe() const {
   const std::string clocks = clocks_.one_clock ? "all ranks have one machine's clock"
                                                : fmt::format("clocks of other machines are set by pings, to {:.0f} us", static_cast<double>(clocks_.uncertainty) / 1e3);
-  return fmt::format("traces: of logged steps, the last {}, in {}; {}", most_traces, folder_, clocks);
+  const std::string device = rank_.accelerator() == nullptr ? "" : fmt::format("; their times are those at which work was handed to {}, which computes later", to_string(rank_.device()));
+  return fmt::format("traces: of logged steps, the last {}, in {}; {}{}", most_traces, folder_, clocks, device);
 }
 
 }  // namespace quire

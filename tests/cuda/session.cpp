@@ -64,7 +64,7 @@ BOOST_AUTO_TEST_CASE(a_run_is_recorded_and_resumes_to_the_same_bits) {
 BOOST_AUTO_TEST_CASE(a_resumed_run_asks_for_the_algorithms_that_it_recorded) {
   const emulation::Fresh fresh;
   Scratch scratch;
-  const Config config = device_config(scratch, "run");
+  const Config config = device_config(scratch, "run", {"metrics.trace=true"});
   run_training(config, 1);
   {
     RunFolder folder(config.run.dir);
@@ -77,6 +77,7 @@ BOOST_AUTO_TEST_CASE(a_resumed_run_asks_for_the_algorithms_that_it_recorded) {
   run_training(config, 2);
   const std::string log = log_of(config);
   BOOST_TEST(log.find("the recorded choice `of another library` can not be made") != std::string::npos, log);
+  BOOST_TEST(log.find("handed to cuda:0, which computes later") != std::string::npos, log);  // what traces show of a device
 }
 
 BOOST_AUTO_TEST_CASE(checkpoints_go_from_the_cpu_to_the_device_and_back) {
