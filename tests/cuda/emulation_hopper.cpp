@@ -166,6 +166,7 @@ BOOST_AUTO_TEST_CASE(tiles_and_products_of_warp_groups_give_matrix_products) {
 }
 
 BOOST_AUTO_TEST_CASE(what_is_left_out_shows) {
+  if (emulation::thread_sanitizer) return;  // which ends the program at the races that most of these are
   for (const Bug bug : {Bug::no_wait_for_empty, Bug::release_before_wait, Bug::descriptor_off, Bug::no_fence, Bug::no_expected_bytes}) {
     int right = 0;
     for (const auto order : all_orders) right += multiplies<64>(64, 64, 256, order, bug) ? 1 : 0;

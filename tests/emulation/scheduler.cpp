@@ -179,7 +179,7 @@ void run_block(Block& b) {
     if (next == nullptr) break;
     switch_to(b, b.main, *next);
   }
-  if (b.alive == 0 && b.error.empty()) order_block(b, false);
+  order_block(b, false);  // after an error, too: other threads get the stacks
   const Quiet quiet;
   check_end_of_block(b);
   if (b.error.empty()) return;
