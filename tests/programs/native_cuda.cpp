@@ -1,5 +1,6 @@
 // A build for real devices, on a machine that may have none: what it needs to start, and its kernels as ptxas compiled them.
 #include "programs/fixture.h"
+#include "tier.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -54,6 +55,28 @@ BOOST_AUTO_TEST_CASE(a_kernel_that_spills_is_found) {
   BOOST_TEST(enough.status == 0, enough.err);
   BOOST_TEST(few.status == 1);
   BOOST_TEST(few.err.find("heavy(float*, float const*, int) for sm_80: found:") != std::string::npos, few.err);
+}
+
+// What tools/gpu_report builds on a machine with a card: its own list of sources, its own flags, no package but the toolkit. Minutes of nvcc.
+BOOST_AUTO_TEST_CASE(the_program_of_gpu_report_builds_and_says_what_is_missing) {
+  if (!all_tier()) return;
+  Scratch scratch;
+  const std::string toolkit = std::filesystem::path(QUIRE_NVCC).parent_path().parent_path().string();
+  const std::vector<std::string> command = {std::string(QUIRE_SOURCE_ROOT) + "/tools/gpu_report", "--phases", "build", "--arch", "90a", "--toolkit", toolkit, "--out", scratch.path("out"),
+                                            "--build", scratch.path("build"), "--limit", "build=1500"};
+  run_well(command, {.patience_seconds = 1800});
+  const std::string program = scratch.path("build/gpu_report");
+  BOOST_TEST(std::filesystem::exists(program));
+  // Nothing is made again where nothing has changed.
+  const auto before = std::filesystem::last_write_time(scratch.path("build/objects/runtime_tensor.cpp.o"));
+  run_well(command, {.patience_seconds = 1800});
+  BOOST_TEST((std::filesystem::last_write_time(scratch.path("build/objects/runtime_tensor.cpp.o")) == before));
+  if (std::filesystem::exists("/dev/nvidiactl")) return;
+  for (const char* phase : {"device", "kernels"}) {
+    const ProgramResult result = run_program({program, phase});
+    BOOST_TEST(result.status == 1);
+    BOOST_TEST(result.err.find("found: no CUDA driver") != std::string::npos, result.err);
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()
