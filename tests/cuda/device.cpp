@@ -138,6 +138,7 @@ BOOST_AUTO_TEST_CASE(staging_reused_or_read_too_early_shows) {
   };
   const emulation::Fresh fresh;
   BOOST_TEST(arrives());
+  if (emulation::thread_sanitizer) return;  // which ends the program there, at the line where staging writes or reads too early
   for (const char* bug : {"staging.reused_too_early", "staging.missing_wait"}) {
     const emulation::Planted planted(bug);
     BOOST_TEST(!arrives(), bug);
