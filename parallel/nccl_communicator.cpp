@@ -101,8 +101,8 @@ class NcclCommunicator final : public Communicator {
   }
 
   void poll() override {
-    job_->check();
     control_.poll();
+    check();
   }
 
   std::unique_ptr<Communicator> split(int colour) override {
@@ -133,8 +133,13 @@ class NcclCommunicator final : public Communicator {
   Request start_send(Message message) override { return start(std::move(message), true); }
   Request start_receive(Message message) override { return start(std::move(message), false); }
 
-  Request start(Message message, bool sends) {
+  void check() {
+    if (job_->failed()) control_.poll();  // which knows why the ranks were ended, if they were
     job_->check();
+  }
+
+  Request start(Message message, bool sends) {
+    check();
     if (!message.on_device) {
       control_.set_watchdog(watchdog_seconds_);
       return sends ? Inner::send(control_, std::move(message)) : Inner::receive(control_, std::move(message));
@@ -210,7 +215,7 @@ class NcclCommunicator final : public Communicator {
   void make_communicators(const std::vector<Making>& makings) {
     job_->device().stream();
     std::vector<ncclConfig_t> configs(makings.size(), ncclConfig_t NCCL_CONFIG_INITIALIZER);
-    check_nccl(nccl().ncclGroupStart(), "ncclGroupStart");
+    NcclGroup group;
     for (size_t i = 0; i < makings.size(); ++i) {
       const Making& each = makings[i];
       configs[i].blocking = 1;
@@ -218,7 +223,7 @@ class NcclCommunicator final : public Communicator {
       configs[i].maxCTAs = each.blocks;
       check_nccl(nccl().ncclCommInitRankConfig(each.link->place(), each.link->size(), each.id, each.rank, &configs[i]), "ncclCommInitRankConfig");
     }
-    check_nccl(nccl().ncclGroupEnd(), "ncclGroupEnd (of communicators that are made)");
+    group.end();
   }
 
   /// NCCL connects two ranks with their first message, and the host waits for it: here, where all ranks are, and not later.

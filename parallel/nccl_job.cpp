@@ -3,6 +3,7 @@
 #include <planted.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/error.h"
 
@@ -34,7 +35,8 @@ ncclResult_t NcclLink::asynchronous_error() {
 }
 
 void NcclLink::abort() noexcept {
-  const std::unique_lock lock(mutex_, patience_with_a_call);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  for (const Clock::time_point end = Clock::now() + patience_with_a_call; !lock.try_lock() && Clock::now() < end;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (communicator_ != nullptr) nccl().ncclCommAbort(std::exchange(communicator_, nullptr));
 }
 
@@ -123,14 +125,14 @@ void NcclJob::launch(NcclLink& link, const std::shared_ptr<NcclFlight>& flight) 
   }
   check_cuda(cudaEventRecord(flight->begun, link.stream()), "cudaEventRecord");
   link.with([&](ncclComm_t communicator) {
-    const bool grouped = flight->parts.size() > 1 && !gpu::planted("nccl.ungrouped");
-    if (grouped) check_nccl(nccl().ncclGroupStart(), "ncclGroupStart");
+    std::optional<NcclGroup> group;
+    if (flight->parts.size() > 1 && !gpu::planted("nccl.ungrouped")) group.emplace();
     for (const NcclFlight::Part& part : flight->parts) {
       const auto bytes = static_cast<size_t>(part.bytes);
       if (part.sends) check_nccl(nccl().ncclSend(part.data, bytes, ncclUint8, part.peer, communicator, link.stream()), "ncclSend");
       else check_nccl(nccl().ncclRecv(part.data, bytes, ncclUint8, part.peer, communicator, link.stream()), "ncclRecv");
     }
-    if (grouped) check_nccl(nccl().ncclGroupEnd(), "ncclGroupEnd");
+    if (group) group->end();
   });
   check_cuda(cudaEventRecord(flight->ended, link.stream()), "cudaEventRecord");
   flight->launched = true;

@@ -46,7 +46,7 @@ class NcclLink {
   const int size_;
   const bool owns_stream_;
   cudaStream_t stream_;
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
   ncclComm_t communicator_ = nullptr;
 };
 

@@ -92,6 +92,14 @@ struct Peer {
 struct Inbox {
   std::deque<std::shared_ptr<TcpOperation>> expected;
   std::deque<Early> early;
+  /// The first early message.
+  void give(TcpOperation& receiver) {
+    const Early message = std::move(early.front());
+    early.pop_front();
+    std::string problem = receiver.misfit(message.header);
+    if (problem.empty() && !message.data.empty()) std::memcpy(receiver.data(), message.data.data(), message.data.size());
+    receiver.end(std::move(problem));
+  }
 };
 
 /// What the groups of this process share.
@@ -208,7 +216,12 @@ void TcpJob::end_body(int from, Peer& peer) {
   if (peer.receiver) {
     std::exchange(peer.receiver, nullptr)->end({});
   } else if (peer.header.what == FrameKind::message) {
-    inboxes[{peer.header.group, from}].early.push_back({peer.header, std::exchange(peer.kept, {})});
+    Inbox& inbox = inboxes[{peer.header.group, from}];
+    inbox.early.push_back({peer.header, std::exchange(peer.kept, {})});
+    if (inbox.expected.empty()) return;
+    const std::shared_ptr<TcpOperation> receiver = std::move(inbox.expected.front());  // asked for while it came
+    inbox.expected.pop_front();
+    inbox.give(*receiver);
   } else if (peer.header.what == FrameKind::abort) {
     if (!aborted) reason.assign(reinterpret_cast<const char*>(peer.kept.data()), peer.kept.size());
     aborted = true;
@@ -336,11 +349,7 @@ class TcpCommunicator final : public Communicator {
       inbox.expected.push_back(receiving);
       return Request(receiving);
     }
-    const Early early = std::move(inbox.early.front());
-    inbox.early.pop_front();
-    std::string problem = receiving->misfit(early.header);
-    if (problem.empty() && !early.data.empty()) std::memcpy(message.data, early.data.data(), early.data.size());
-    receiving->end(std::move(problem));
+    inbox.give(*receiving);
     return Request(receiving);
   }
 

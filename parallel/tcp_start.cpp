@@ -175,7 +175,7 @@ std::vector<Socket> gather_ranks(const Socket& listening, int size, const Deadli
   };
   while (come < size && problem.empty()) {
     door.look(take);
-    if (deadline.over()) problem = fmt::format("rank {} did not come within {:.3g} s: {} of {} ranks are here{}", missing_ranks(peers, 1, 0), deadline.seconds(), come, size, door.about_strangers());
+    if (deadline.over()) problem = fmt::format("rank{} {} did not come within {:.3g} s: {} of {} ranks are here{}", size - come == 1 ? "" : "s", missing_ranks(peers, 1, 0), deadline.seconds(), come, size, door.about_strangers());
   }
   for (const Socket& peer : peers)
     if (peer.open()) answer(peer, !problem.empty(), problem.empty() ? guide.text() : problem, problem.empty() ? deadline : Deadline(2));
@@ -226,7 +226,7 @@ void write_address(const std::string& file, int port) {
 }
 
 std::vector<Socket> meet_as_member(const Meeting& meeting) {
-  const Deadline deadline(meeting.limit_seconds + 5);  // rank 0 says what is wrong before the others are tired of it
+  const Deadline deadline(meeting.limit_seconds + std::min(5.0, meeting.limit_seconds));  // rank 0 says what is wrong before the others are tired of it
   const Socket listening = listen_on(0);
   std::optional<Welcomed> welcomed;
   std::string reason = "nothing was there", tried = meeting.file;

@@ -22,6 +22,23 @@ const Nccl& nccl();
 void check_nccl_version(int found);
 /// Throws CommunicationError with the call's name unless it went well.
 void check_nccl(ncclResult_t status, const char* call);
+/// What is called while one lives belongs to one group of NCCL's, which `end` submits. An error on the way leaves no group open.
+class NcclGroup {
+ public:
+  NcclGroup() { check_nccl(nccl().ncclGroupStart(), "ncclGroupStart"); }
+  ~NcclGroup() {
+    if (open_) nccl().ncclGroupEnd();
+  }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  void end() {
+    open_ = false;
+    check_nccl(nccl().ncclGroupEnd(), "ncclGroupEnd");
+  }
+
+ private:
+  bool open_ = true;
+};
 /// `2.28.9`
 std::string nccl_version_text(int version);
 

@@ -26,6 +26,7 @@ struct Settings {
   bool libraries = true;             ///< whether cuBLASLt, cuDNN and NCCL are there
   bool cudnn_plans = false;          ///< whether cuDNN compiles its plans, a second each; else engines are looked for alone
   int communication_patience = 20000;  ///< milliseconds after which a message that waits while no stream works fails as deadlocked; 0: waits for ever, as NCCL does
+  bool ranks_are_processes = false;    ///< NCCL's ranks are processes of this machine, not threads of this one
   int driver_version = 13000, runtime_version = 13000;
   size_t quarantine = size_t{64} << 20;  ///< bytes of freed memory that are kept to show late accesses
 };

@@ -1,4 +1,4 @@
-// NCCL's functions, between threads of one process that have an emulated device each.
+// NCCL's functions, between threads of one process that have an emulated device each, or between processes (Settings::ranks_are_processes).
 #include "nccl_state.h"
 
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include "libraries.h"
 #include "sanitizers.h"
@@ -48,8 +49,38 @@ ncclResult_t get_unique_id(ncclUniqueId* id) {
   return planned("ncclGetUniqueId");
 }
 
+/// The same where each rank is a process.
+ncclResult_t make_between_processes(const std::vector<Making>& makings) {
+  std::vector<std::shared_ptr<World>> worlds;
+  for (const Making& each : makings) {
+    auto world = std::make_shared<World>();
+    std::string name = each.id;
+    std::replace(name.begin(), name.end(), ' ', '-');
+    world->size = each.size;
+    world->devices.assign(static_cast<size_t>(each.size), -1);
+    world->shared = SharedWorld::join(name, each.size, each.rank);
+    if (world->shared == nullptr) return ncclInvalidUsage;
+    worlds.push_back(std::move(world));
+  }
+  const int patience = settings().communication_patience;
+  const auto since = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < makings.size(); ++i) {
+    while (!worlds[i]->shared->complete()) {
+      if (patience > 0 && std::chrono::steady_clock::now() - since > std::chrono::milliseconds(patience)) return ncclSystemError;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    auto member = std::make_shared<Member>();
+    member->world = worlds[i];
+    member->rank = makings[i].rank;
+    member->device = makings[i].device;
+    *makings[i].place = new ncclComm{std::move(member)};
+  }
+  return ncclSuccess;
+}
+
 /// Joins all, then waits for the others of each.
 ncclResult_t make(const std::vector<Making>& makings) {
+  if (settings().ranks_are_processes) return make_between_processes(makings);
   const Quiet quiet;
   const std::lock_guard<Lock> guard(state().lock);
   std::vector<std::shared_ptr<World>> worlds;
@@ -130,6 +161,8 @@ ncclResult_t abort(ncclComm_t communicator) {
 ncclResult_t get_async_error(ncclComm_t communicator, ncclResult_t* error) {
   if (communicator == nullptr) return ncclInvalidArgument;
   *error = planned("ncclCommGetAsyncError");
+  const std::lock_guard<Lock> guard(state().lock);
+  if (communicator->member->other_gone) *error = ncclRemoteError;
   return ncclSuccess;
 }
 

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 #include "nccl_state.h"
 #include "sanitizers.h"
@@ -162,6 +163,45 @@ void exchange(const std::shared_ptr<Group>& group) {
   }
 }
 
+/// The same with other processes, which nobody here knows more of than what they hand over.
+void exchange_with_processes(Group& group) {
+  const SharedWorld& world = *group.member->world->shared;
+  std::vector<SharedWorld::Transfer> transfers(group.messages.size());
+  auto last_progress = std::chrono::steady_clock::now();
+  for (;;) {
+    bool progress = false, all_done = true;
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const Message& message = *group.messages[i];
+      SharedWorld::Transfer& transfer = transfers[i];
+      if (transfer.done) continue;
+      all_done = false;
+      const size_t bytes = message.count * size_of(message.type);
+      // Of messages with one rank the first goes first.
+      const bool later = std::any_of(group.messages.begin(), group.messages.begin() + static_cast<std::ptrdiff_t>(i), [&](const auto& each) {
+        return each->peer == message.peer && each->sends == message.sends && !transfers[static_cast<size_t>(&each - group.messages.data())].done;
+      });
+      if (later) continue;
+      progress = (message.sends ? world.send(transfer, message.peer, message.data, bytes, message.type) : world.receive(transfer, message.peer, message.data, bytes, message.type)) || progress;
+      if (!transfer.problem.empty()) throw std::runtime_error(transfer.problem);
+    }
+    if (all_done) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (progress) {
+      last_progress = now;
+      continue;
+    }
+    {
+      const std::lock_guard<Lock> guard(state().lock);
+      if (group.member->aborted) return;
+      for (const auto& message : group.messages)
+        if (world.gone(message->peer)) group.member->other_gone = true;
+    }
+    const int patience = settings().communication_patience;
+    if (patience > 0 && now - last_progress > std::chrono::milliseconds(patience)) throw std::runtime_error("deadlock: messages wait for what other processes do not do");
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
 void begin(Group& group) {
   const Quiet quiet;
   const std::lock_guard<Lock> guard(state().lock);
@@ -199,7 +239,12 @@ void carry_out(const std::shared_ptr<Group>& group) {
   {
     const Stream::Blocked blocked;
     begin(*group);
-    exchange(group);
+    try {
+      if (group->member->world->shared != nullptr) exchange_with_processes(*group);
+      else exchange(group);
+    } catch (const std::exception& error) {
+      group->failure = error.what();
+    }
     failure = end(group);
   }
   for (const auto& message : group->messages) acquire(&message->order);
@@ -209,6 +254,7 @@ void carry_out(const std::shared_ptr<Group>& group) {
 /// Finds the other side, and compares.
 void post(Message& message) {
   World& world = *message.world;
+  if (world.shared != nullptr) return;
   const std::pair<int, int> pair = message.sends ? std::pair{message.rank, message.peer} : std::pair{message.peer, message.rank};
   auto& others = message.sends ? world.receives[pair] : world.sends[pair];
   if (others.empty()) {

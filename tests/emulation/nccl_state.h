@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lock.h"
+#include "nccl_processes.h"
 #include "streams.h"
 
 namespace emulation::communication {
@@ -45,6 +46,7 @@ struct Group {
 
 /// All ranks of a communicator.
 struct World {
+  std::shared_ptr<SharedWorld> shared;  ///< where they are processes; the rest then knows of this rank alone
   int64_t number = 0;
   int size = 0, joined = 0;
   std::vector<int> devices;  ///< by rank, -1 before it has come
@@ -56,6 +58,7 @@ struct Member {
   std::shared_ptr<World> world;
   int rank = 0, device = 0;
   bool aborted = false;
+  bool other_gone = false;  ///< the process of a rank that was to answer
   std::shared_ptr<Group> last;
   int under_way = 0;  ///< groups
 };
