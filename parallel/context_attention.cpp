@@ -77,6 +77,11 @@ Tensor ContextPass::returned(const Tensor& gradients) const {
 
 ContextAttention::ContextAttention(Rank& rank, Communicator& group, ContextPlanner& planner) : rank_(rank), group_(group), planner_(planner) {
   if (planner.ranks() != group.size()) fail<StateError>("context", "plans for {} ranks in a group of {}", planner.ranks(), group.size());
+  std::vector<std::array<int, 2>> pairs;  // plans are made later: anyone may need anyone's keys
+  for (int from = 0; from < group.size(); ++from)
+    for (int to = 0; to < group.size(); ++to)
+      if (from != to) pairs.push_back({from, to});
+  group.connect(rank, pairs);
   if (rank.accelerator() != nullptr) flag_ = Tensor::zeros(rank, {1}, DType::f64, Category::other);
 }
 

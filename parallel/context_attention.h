@@ -65,7 +65,7 @@ class ContextTamper {
 /// Every rank of the group makes the same calls in the same order.
 class ContextAttention final : public AttentionExecutor {
  public:
-  /// `group`: the ranks that share a microbatch. Both outlive this object.
+  /// `group`: the ranks that share a microbatch. Both outlive this object. Collective over it where ranks have devices.
   ContextAttention(Rank& rank, Communicator& group, ContextPlanner& planner);
   ~ContextAttention() override;
 

@@ -70,7 +70,8 @@ class NcclCommunicator final : public Communicator {
     if (round_link_) job_->remove(round_link_);
   }
 
-  std::string_view name() const override { return name_; }
+  /// Of a group whose devices are not connected, that of the host's messages.
+  std::string_view name() const override { return round_link_ ? std::string_view(name_) : control_.name(); }
   bool carries_device_memory() const override { return true; }
   WatchSeat* watch_seat() override { return control_.watch_seat(); }
 

@@ -1,5 +1,6 @@
 #include "parallel/pipeline.h"
 
+#include <set>
 #include <utility>
 
 #include "parallel/device_boundaries.h"
@@ -22,6 +23,19 @@ struct Passage {
 };
 
 bool is_forward(const Action& action) { return action.kind == ActionKind::forward; }
+
+/// Ordered pairs of ranks between which a pass, or a tied table's gradients, send.
+std::vector<std::array<int, 2>> pairs_of(const PipelineStages& stages, bool tied) {
+  std::set<std::array<int, 2>> pairs;
+  const auto add = [&](int64_t a, int64_t b) {
+    if (a == b) return;
+    pairs.insert({static_cast<int>(a), static_cast<int>(b)});
+    pairs.insert({static_cast<int>(b), static_cast<int>(a)});
+  };
+  for (size_t stage = 1; stage < stages.rank_of_stage.size(); ++stage) add(stages.rank_of_stage[stage - 1], stages.rank_of_stage[stage]);
+  if (tied) add(stages.first_rank(), stages.last_rank());
+  return {pairs.begin(), pairs.end()};
+}
 
 bool forwards_ascend(const PipelineSchedule& schedule, int64_t stage) {
   int64_t before = -1;
@@ -47,11 +61,11 @@ class PipelinePass {
   }
   ~PipelinePass() { pipeline_.pass_ = nullptr; }
 
-  /// Messages that have arrived since the last call, where times are noted.
-  void note_arrivals() {
-    std::erase_if(under_way_, [this](const Arriving& message) {
+  /// Messages that have arrived since the last call, where times are noted; that for `awaited` has for the host, though a device may still wait for it.
+  void note_arrivals(const Action* awaited = nullptr) {
+    std::erase_if(under_way_, [this, awaited](const Arriving& message) {
       const Passage& p = *message.passage;
-      if (!(is_forward(message.consumer) ? p.record_arrived.done() && p.activations_arrived.done() : p.gradient_arrived.done())) return false;
+      if (!(awaited != nullptr && message.consumer == *awaited) && !(is_forward(message.consumer) ? p.record_arrived.done() && p.activations_arrived.done() : p.gradient_arrived.done())) return false;
       times_->received.push_back({message.consumer, message.peer, message.bytes, steady_nanoseconds()});
       return true;
     });
@@ -114,7 +128,7 @@ class PipelinePass {
     } else {
       p.gradient_arrived.wait();
     }
-    if (times_ != nullptr) note_arrivals();
+    if (times_ != nullptr) note_arrivals(&action);
   }
 
   /// `action` is the consumer's: what it needs was made by the stage before (a forward) or after (a backward), which is here.
@@ -318,6 +332,7 @@ Pipeline::Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages
     : rank_(rank), model_(model), group_(group), stages_(std::move(stages)), forward_(forward), context_(context) {
   if (forward_.attention == nullptr) forward_.attention = context;
   if (group.size() != stages_.ranks) fail<StateError>("pipeline", "a group of {} ranks for a pipeline of {}", group.size(), stages_.ranks);
+  group.connect(rank, pairs_of(stages_, model.config().tie_embeddings));
   if (rank.accelerator() != nullptr) flag_ = context != nullptr ? context->mismatch_flag() : Tensor::zeros(rank, {1}, DType::f64, Category::other);
 }
 

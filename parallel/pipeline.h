@@ -49,7 +49,7 @@ struct PipelineWork {
 class Pipeline {
  public:
   /// `group`: the pipeline's ranks; rank() says which stages are held here, and `model` holds their layers. `context`: how the ranks that share microbatches
-  /// attend, nullptr where each has its own; forward.attention, where given, calls it. All outlive this object.
+  /// attend, nullptr where each has its own; forward.attention, where given, calls it. All outlive this object. Collective over `group` where ranks have devices.
   Pipeline(Rank& rank, Model& model, Communicator& group, PipelineStages stages, const ForwardOptions& forward, ContextAttention* context = nullptr);
 
   const PipelineStages& stages() const { return stages_; }

@@ -184,14 +184,10 @@ void check_context(Config& config, const ConfigPlaces& places, const std::string
   }
 }
 
-/// What a CUDA device does not do yet. Needs the resolved schedule.
+/// What a CUDA device does not do.
 void refuse_on_cuda(const Config& config, const ConfigPlaces& places, const std::string& name) {
   if (config.run.device != "cuda") return;
   const std::string place = place_of(places, "run.device", name);
-  const MeshShape mesh = mesh_shape(config);
-  if (const int64_t ranks = mesh.pp * mesh.dp * mesh.cp * mesh.tp; ranks > 1)
-    fail<ConfigError>(place, "run.device is \"cuda\" with {} ranks (pp {}, dp {}, cp {}, tp {}): exchanges between devices are not there yet; allowed: 1 rank, or run.device = \"cpu\"",
-                      ranks, mesh.pp, mesh.dp, mesh.cp, mesh.tp);
   if (config.train.mixed_precision == "f64")
     fail<ConfigError>(place, "run.device is \"cuda\" but train.mixed_precision is \"f64\"; allowed there: \"f32\" or \"bf16\", or run.device = \"cpu\"");
   if (config.model.attention_backend == "dense")

@@ -41,7 +41,7 @@ void add_run(std::vector<ConfigKey>& keys) {
   keys.push_back(differs(choice("run", "pin_threads", SLOT(run.pin_threads), {"auto", "always", "never"},
                                 "Bind each worker thread to a processor. `auto`: where the ranks on this machine have a thread for every processor.")));
   keys.push_back(differs(choice("run", "device", SLOT(run.device), {"auto", "cpu", "cuda"},
-                                "Where to compute. `auto`: on a CUDA device where there is one, for one rank in f32 or bf16.")));
+                                "Where to compute. `auto`: on CUDA devices where there is one for each rank of the machine, in f32 or bf16.")));
   keys.push_back(differs(number("run", "memory_limit", SLOT(run.memory_limit), 0, unlimited, "Bytes the run may take from the system. 0: no limit.")));
   keys.push_back(text("run", "instruction_set", SLOT(run.instruction_set), "Instruction set of the kernels. \"\": the best of the machine."));
   keys.push_back(text("run", "kernels", SLOT(run.kernels), "Kernels to use instead of the best, each as `\"op=kernel\"`."));

@@ -55,6 +55,9 @@ double message_seconds(Rank& rank, Communicator& group, int64_t bytes) {
   const MessageLabel label{MessageKind::control, -1, -1, -1, "measuring speeds"};
   const Tensor out = Tensor::zeros(rank, {bytes / 4}, DType::f32), in = Tensor::empty(rank, {bytes / 4}, DType::f32);
   const int next = (group.rank() + 1) % group.size(), before = (group.rank() + group.size() - 1) % group.size();
+  std::vector<std::array<int, 2>> pairs;
+  for (int from = 0; from < group.size(); ++from) pairs.push_back({from, (from + 1) % group.size()});
+  group.connect(rank, pairs);
   return best_of(9, [&] {
     const Request receive = group.receive(in, before, label), send = group.send(out, next, label);
     send.wait();

@@ -8,6 +8,7 @@
 #include <limits>
 #include <mutex>
 
+#include "parallel/nccl.h"
 #include "run/layout_breaks.h"
 #include "run/model_source.h"
 #include "run/pipeline_stages.h"
@@ -136,8 +137,10 @@ StepNumbers in_layout(const Config& config, const std::shared_ptr<const Corpus>&
   const MeshShape shape = mesh_shape(config);
   StepNumbers numbers;
   std::mutex mutex;
-  run_local(static_cast<int>(shape.ranks()), {}, [&](Communicator& world) {
-    Rank rank(of_rank(shared_rank_options(config, world.size()), world.rank()));
+  const RankOptions options = shared_rank_options(config, shape.ranks());
+  const auto run_ranks = options.device.kind == DeviceKind::cuda ? run_local_on_devices : run_local;
+  run_ranks(static_cast<int>(shape.ranks()), {}, [&](Communicator& world) {
+    Rank rank(of_rank(options, world.rank()));
     Trainer trainer(rank, config, &world);
     LoadedStep batch = first_step(config, trainer.loader_settings(), trainer.share(), corpus);
     break_targets(broken, trainer, batch);

@@ -7,6 +7,7 @@
 
 #include "parallel/context_attention.h"
 #include "parallel/groups.h"
+#include "parallel/nccl.h"
 #include "parallel/pipeline.h"
 #include "run/rank_options.h"
 #include "run/ring_step_leak.h"
@@ -107,7 +108,8 @@ void RanksLayout::run(const ProbeInput& input, const ProbeMode& mode, const std:
   std::vector<HostBatch> all;
   for (int64_t i = 0; i < 3; ++i) all.push_back(to_batch(i == probed ? input : other, i));
   std::atomic<int64_t> mismatches = 0;
-  run_local(static_cast<int>(stages_.ranks * context_.ranks), {}, [&](Communicator& world) {
+  const auto run_ranks = members_.front()->rank.accelerator() != nullptr ? run_local_on_devices : run_local;
+  run_ranks(static_cast<int>(stages_.ranks * context_.ranks), {}, [&](Communicator& world) {
     const Groups groups = make_groups(world, {.pp = stages_.ranks, .cp = context_.ranks});
     Member& member = *members_[static_cast<size_t>(world.rank())];
     std::unique_ptr<ContextAttention> context;

@@ -9,13 +9,14 @@
 namespace quire {
 
 StepTraces::StepTraces(Rank& rank, Communicator& world, Pipeline& pipeline, std::string folder, FileSystem& fs)
-    : rank_(rank), world_(world), pipeline_(pipeline), folder_(std::move(folder)), fs_(fs), clocks_(measure_clocks(rank, world)) {
+    : rank_(rank), host_(rank.accelerator() != nullptr ? std::make_unique<Rank>() : nullptr), carrier_(host_ ? *host_ : rank), world_(world), pipeline_(pipeline),
+      folder_(std::move(folder)), fs_(fs), clocks_(measure_clocks(carrier_, world)) {
   pipeline_.record_times(true);
 }
 
 void StepTraces::keep(int64_t step) {
-  if (!clocks_.one_clock) clocks_ = measure_clocks(rank_, world_);  // clocks of machines drift apart
-  const Timeline timeline = gather_timeline(rank_, world_, pipeline_.times(), clocks_);
+  if (!clocks_.one_clock) clocks_ = measure_clocks(carrier_, world_);  // clocks of machines drift apart
+  const Timeline timeline = gather_timeline(carrier_, world_, pipeline_.times(), clocks_);
   if (world_.rank() != 0) return;
   fs_.make_directories(folder_);
   write_atomically(fs_, fmt::format("{}/step-{:08}.json", folder_, step), to_chrome_trace(timeline));

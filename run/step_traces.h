@@ -1,5 +1,6 @@
 // Times of training steps in a run folder: what each rank computed and received when.
 #pragma once
+#include <memory>
 #include <string>
 
 #include "parallel/measured_times.h"
@@ -21,6 +22,8 @@ class StepTraces {
 
  private:
   Rank& rank_;
+  std::unique_ptr<Rank> host_;  ///< where the rank's tensors lie on a device: times travel in host memory
+  Rank& carrier_;               ///< the rank itself, or that
   Communicator& world_;
   Pipeline& pipeline_;
   std::string folder_;

@@ -75,6 +75,7 @@ Trainer::Trainer(Rank& rank, const Config& config, Communicator* world)
       groups_(make_groups(world == nullptr ? *alone_ : *world, mesh_shape(config))), schedule_(schedule_of(config)) {
   check_device(rank, config.dtype());
   check_attention(rank, config);
+  groups_.world->connect(rank);
   PipelineStages stages = pipeline_stages(config);
   model_ = std::make_unique<Model>(rank, config.model, config.dtype(), true, stages.held_by(groups_.place.pp));
   optimizer_ = std::make_unique<AdamW>(rank, model_->parameters(), adamw_options(config));

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "data/loader.h"
+#include "parallel/nccl.h"
 #include "run/rank_options.h"
 #include "run/trainer.h"
 #include "wire.h"
@@ -62,7 +63,8 @@ inline LayoutRun run_layout(const Config& config, const std::shared_ptr<const Co
   LayoutRun run;
   run.gradients.resize(static_cast<size_t>(options.steps));
   std::mutex mutex;
-  run_local(static_cast<int>(mesh_shape(config).ranks()), {}, [&](Communicator& world) {
+  const auto run_ranks = config.run.device == "cuda" ? run_local_on_devices : run_local;
+  run_ranks(static_cast<int>(mesh_shape(config).ranks()), {}, [&](Communicator& world) {
     Rank rank(rank_options(config, &world));
     Wire wire(world, options.wire ? options.wire(rank, world.rank()) : WireHooks{});
     Trainer trainer(rank, config, options.wire ? static_cast<Communicator*>(&wire) : &world);

@@ -5,6 +5,7 @@
 
 #include "parallel/mesh.h"
 #include "run/launcher.h"
+#include "run/rank_options.h"
 #include "run/rank_process.h"
 #include "run/session.h"
 #include "run/signals.h"
@@ -37,6 +38,7 @@ void train(Communicator& world, LaunchBoard* board, const Config& config) {
 int launch(const std::string& config_path, const std::vector<std::string>& overrides, int ranks) {
   const Config config = load_config(config_path, overrides);
   check_world_size(mesh_shape(config), ranks);
+  check_devices(config, ranks);
   LaunchOptions options{.program = "train", .ranks = ranks, .arguments = {config_path}, .watchdog_seconds = config.distributed.watchdog_seconds};
   options.arguments.insert(options.arguments.end(), overrides.begin(), overrides.end());
   return launch_ranks(options);

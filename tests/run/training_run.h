@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "parallel/checkpoint.h"
+#include "parallel/nccl.h"
 #include "run/session.h"
 #include "run/scratch.h"
 
@@ -128,7 +129,8 @@ inline void train_as_rank(const Config& config, Communicator& world, int64_t sto
 
 /// Trains in the config's layout, its ranks threads of this process, until max_steps, or for `stop_after` steps of this call.
 inline void run_training_ranks(const Config& config, int64_t stop_after = -1, const RankHooks& hooks = {}) {
-  run_local(static_cast<int>(mesh_shape(config).ranks()), {.report = [](const std::string&) {}},
+  const auto run_ranks = config.run.device == "cuda" ? run_local_on_devices : run_local;
+  run_ranks(static_cast<int>(mesh_shape(config).ranks()), {.report = [](const std::string&) {}},
             [&](Communicator& world) { train_as_rank(config, world, stop_after, hooks); });
 }
 
