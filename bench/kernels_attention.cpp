@@ -11,6 +11,7 @@
 #include "bench/rows.h"
 #include "ops/kernels.h"
 #include "run/machine.h"
+#include "runtime/dispatch.h"
 #include "runtime/error.h"
 
 namespace quire::bench {

@@ -4,6 +4,7 @@
 #include "bench/common.h"
 #include "bench/kernels.h"
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/random.h"
 
 namespace quire::bench {

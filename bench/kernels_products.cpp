@@ -9,6 +9,7 @@
 #include "bench/kernels.h"
 #include "ops/kernels.h"
 #include "run/machine.h"
+#include "runtime/dispatch.h"
 
 namespace quire::bench {
 

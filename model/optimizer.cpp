@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

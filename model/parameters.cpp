@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/random.h"
 
 namespace quire {

@@ -7,6 +7,7 @@
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 #include "runtime/accelerator.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

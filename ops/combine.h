@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-#include "runtime/dispatch.h"
 #include "runtime/dtype.h"
+#include "runtime/kernel.h"
 
 namespace quire {
 

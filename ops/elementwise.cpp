@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

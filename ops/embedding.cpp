@@ -1,6 +1,7 @@
 #include "ops/embedding.h"
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

@@ -10,9 +10,9 @@
 #include "ops/boundary_table.h"
 #include "ops/document_batches.h"
 #include "runtime/add.h"
-#include "runtime/dispatch.h"
 #include "runtime/documents.h"
 #include "runtime/dtype.h"
+#include "runtime/kernel.h"
 
 namespace quire {
 

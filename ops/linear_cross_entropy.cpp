@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 #include "ops/matmul.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

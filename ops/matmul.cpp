@@ -1,6 +1,7 @@
 #include "ops/matmul.h"
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

@@ -6,6 +6,7 @@
 
 #include "ops/combine.h"
 #include "parallel/communicator.h"
+#include "runtime/dispatch.h"
 #include "runtime/error.h"
 
 namespace quire {

@@ -1,6 +1,7 @@
 #include "parallel/device_boundaries.h"
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 namespace quire {
 

@@ -2,6 +2,7 @@
 
 #include "ops/combine.h"
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/error.h"
 
 namespace quire {

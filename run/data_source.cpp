@@ -1,6 +1,7 @@
 #include "run/data_source.h"
 
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/error.h"
 
 namespace quire {

@@ -1,24 +1,10 @@
 // Choosing a kernel: per operation an ordered list, best first, the reference last.
 #pragma once
-#include <span>
-
+#include "runtime/kernel.h"
 #include "runtime/profile.h"
 #include "runtime/rank.h"
 
 namespace quire {
-
-/// One way to compute an operation whose plain arguments are `Args` (a struct with a static `op` name).
-template <class Args>
-struct Kernel {
-  const char* name;
-  bool (*can_run)(const Args&);
-  void (*run)(Rank&, const Args&);
-};
-template <class Args> using KernelList = std::span<const Kernel<Args>>;
-
-/// The list of a device; each backend specialises these for every Args struct of ops/kernels.h (an absent backend returns {}).
-template <class Args> KernelList<Args> cpu_kernels();
-template <class Args> KernelList<Args> cuda_kernels();
 
 /// Throws UnsupportedError: no kernel of `op` for these arguments on this device, with what was asked.
 [[noreturn]] void no_kernel(Rank& rank, std::string_view op);

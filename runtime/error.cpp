@@ -25,6 +25,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::string error_text(std::string_view where, fmt::string_view format, fmt::format_args arguments) {
+  return fmt::format("[{}] {}", where, fmt::vformat(format, arguments));
+}
+
 std::string nearest(std::string_view word, const std::vector<std::string>& known) {
   std::string best;
   size_t best_distance = std::max<size_t>(1, (word.size() + 2) / 3) + 1;

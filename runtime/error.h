@@ -30,10 +30,13 @@ class BoundaryError : public Error { using Error::Error; };     ///< document bo
 class CommunicationError : public Error { using Error::Error; };///< another rank failed, or was waited for too long
 class AbortedError : public CommunicationError { using CommunicationError::CommunicationError; };  ///< another rank has said already what went wrong
 
-/// Throws `E` with the text `[where] formatted message`.
+/// `[where] formatted message`.
+std::string error_text(std::string_view where, fmt::string_view format, fmt::format_args arguments);
+
+/// Throws `E` with that text.
 template <class E = Error, class... Args>
-[[noreturn]] void fail(std::string_view where, fmt::format_string<Args...> format, Args&&... args) {
-  throw E(fmt::format("[{}] {}", where, fmt::vformat(format, fmt::make_format_args(args...))));
+[[noreturn, gnu::cold, gnu::noinline]] void fail(std::string_view where, fmt::format_string<Args...> format, Args&&... args) {
+  throw E(error_text(where, format, fmt::make_format_args(args...)));
 }
 
 /// The entry of `known` with the least edit distance to `word` (neighbours exchanged count once), or "" where none is near (more than a third of

@@ -3,7 +3,7 @@
 
 #include "bench/gpu/wrapper_inputs.h"
 #include "bench/gpu/wrappers.h"
-#include "runtime/cuda/device.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire::gpu_report {
 namespace {
@@ -102,19 +102,19 @@ std::vector<WrapperCase> wrapper_cases() {
   std::vector<WrapperCase> cases;
   cases.push_back({"bf16", [](Rank& rank) {
                      const Tensor in = words_on(rank, numbers_to_round()), out = unwritten_words(rank, 4 * warp);
-                     gpu::launch(convert, dim3(1), dim3(warp), 0, cuda(rank).stream(), words_of(in), words_of(out));
+                     gpu::launch(convert, dim3(1), dim3(warp), 0, stream_of(rank), words_of(in), words_of(out));
                      return golden("bf16", 0, out);
                    }});
   cases.push_back({"cp_async16", [](Rank& rank) {
                      const Tensor in = words_on(rank, made_words(2, 4 * warp)), out = unwritten_words(rank, 4 * warp);
-                     gpu::launch(copy, dim3(1), dim3(warp), shared_bytes, cuda(rank).stream(), words_of(in), words_of(out));
+                     gpu::launch(copy, dim3(1), dim3(warp), shared_bytes, stream_of(rank), words_of(in), words_of(out));
                      return golden("cp_async16", 0, out);
                    }});
   for (const bool transposed : {false, true}) {
     const std::string name = transposed ? "ldmatrix_x4_trans" : "ldmatrix_x4";
     cases.push_back({name, [name, transposed](Rank& rank) {
                        const Tensor in = words_on(rank, made_words(3, 4 * warp)), out = unwritten_words(rank, 4 * warp);
-                       gpu::launch(load_matrices, dim3(1), dim3(warp), shared_bytes, cuda(rank).stream(), words_of(in), words_of(out), transposed);
+                       gpu::launch(load_matrices, dim3(1), dim3(warp), shared_bytes, stream_of(rank), words_of(in), words_of(out), transposed);
                        return golden(name, 0, out);
                      }});
   }
@@ -123,13 +123,13 @@ std::vector<WrapperCase> wrapper_cases() {
     cases.push_back({name, [name, exact](Rank& rank) {
                        const Tensor a = words_on(rank, exact ? exact_pairs(4, 4 * warp) : rough_pairs(4, 4 * warp)), b = words_on(rank, exact ? exact_pairs(5, 2 * warp) : rough_pairs(5, 2 * warp)),
                                     out = unwritten_words(rank, 4 * warp);
-                       gpu::launch(multiply, dim3(1), dim3(warp), 0, cuda(rank).stream(), words_of(a), words_of(b), words_of(out));
+                       gpu::launch(multiply, dim3(1), dim3(warp), 0, stream_of(rank), words_of(a), words_of(b), words_of(out));
                        return golden(name, exact ? 0 : 1e-5, out);
                      }});
   }
   cases.push_back({"shuffles", [](Rank& rank) {
                      const Tensor in = words_on(rank, made_words(6, warp)), out = unwritten_words(rank, 4 * warp);
-                     gpu::launch(exchange, dim3(1), dim3(warp), 0, cuda(rank).stream(), words_of(in), words_of(out));
+                     gpu::launch(exchange, dim3(1), dim3(warp), 0, stream_of(rank), words_of(in), words_of(out));
                      return golden("shuffles", 0, out);
                    }});
   const char* const names[] = {"exp2f", "expf", "logf", "rsqrtf"};
@@ -137,7 +137,7 @@ std::vector<WrapperCase> wrapper_cases() {
     const std::string name = names[which];
     cases.push_back({name, [name, which](Rank& rank) {
                        const Tensor in = words_on(rank, made_words(7, 2 * warp)), out = unwritten_words(rank, 2 * warp);
-                       gpu::launch(functions, dim3(1), dim3(2 * warp), 0, cuda(rank).stream(), words_of(in), words_of(out), which);
+                       gpu::launch(functions, dim3(1), dim3(2 * warp), 0, stream_of(rank), words_of(in), words_of(out), which);
                        return golden(name, 1e-6, out);
                      }});
   }
@@ -153,7 +153,7 @@ Goldens run_wrappers(Rank& rank, const std::function<void(const Golden&)>& found
     }
   };
   run(wrapper_cases());
-  if (cuda(rank).compute_capability() == 90) run(hopper_wrapper_cases());
+  if (compute_capability_of(rank) == 90) run(hopper_wrapper_cases());
   return goldens;
 }
 

@@ -4,6 +4,7 @@
 #include "bench/gpu/wrapper_inputs.h"
 #include "bench/gpu/wrappers.h"
 #include "ops/cuda/tensor_maps.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire::gpu_report {
 namespace {
@@ -140,18 +141,18 @@ __global__ void __launch_bounds__(2 * group_threads, 1) hand_over(uint32_t* out)
 }
 
 CUtensorMap map_of(Rank& rank, const Tensor& matrix) {
-  return cuda(rank).extension<TensorMaps>().map(matrix.raw(), matrix_rows, matrix_columns, matrix_columns, tile_rows);
+  return tensor_map(rank, matrix.raw(), matrix_rows, matrix_columns, matrix_columns, tile_rows);
 }
 
 Golden loaded(Rank& rank, const std::string& name, int x, int y) {
   const Tensor matrix = words_on(rank, exact_pairs(10, matrix_rows * matrix_columns / 2)), out = unwritten_words(rank, tile_words);
-  gpu::launch(load_tile, dim3(1), dim3(group_threads), 4096, cuda(rank).stream(), map_of(rank, matrix), words_of(out), x, y);
+  gpu::launch(load_tile, dim3(1), dim3(group_threads), 4096, stream_of(rank), map_of(rank, matrix), words_of(out), x, y);
   return golden(name, 0, out);
 }
 
 Golden stored(Rank& rank, const std::string& name, int x, int y) {
   const Tensor in = words_on(rank, exact_pairs(11, tile_words)), matrix = unwritten_words(rank, matrix_rows * matrix_columns / 2);
-  gpu::launch(store_tile, dim3(1), dim3(group_threads), 4096, cuda(rank).stream(), map_of(rank, matrix), words_of(in), x, y);
+  gpu::launch(store_tile, dim3(1), dim3(group_threads), 4096, stream_of(rank), map_of(rank, matrix), words_of(in), x, y);
   return golden(name, 0, matrix);
 }
 
@@ -159,7 +160,7 @@ template <int columns, bool a_transposed, bool b_transposed>
 Golden multiplied(Rank& rank, const std::string& name, bool exact) {
   const auto made = [&](uint32_t stream, int64_t rows) { return words_on(rank, exact ? exact_pairs(stream, rows * 32) : rough_pairs(stream, rows * 32)); };
   const Tensor a = made(12, 64), b = made(13, columns), out = unwritten_words(rank, 64 * columns);
-  gpu::launch(multiply<columns, a_transposed, b_transposed>, dim3(1), dim3(group_threads), 1024 + square_bytes + columns * 128, cuda(rank).stream(), words_of(a), words_of(b), words_of(out));
+  gpu::launch(multiply<columns, a_transposed, b_transposed>, dim3(1), dim3(group_threads), 1024 + square_bytes + columns * 128, stream_of(rank), words_of(a), words_of(b), words_of(out));
   Golden all = golden(name, 0, out);
   if (exact) return all;
   Golden some{name, 1e-5, {}};
@@ -192,7 +193,7 @@ std::vector<WrapperCase> hopper_wrapper_cases() {
   add("tma_store_2d_past_the_end", stored, 16, 16);
   cases.push_back({"mbarrier", [](Rank& rank) {
                      const Tensor out = unwritten_words(rank, 128);
-                     gpu::launch(phases, dim3(1), dim3(group_threads), 4096, cuda(rank).stream(), words_of(out));
+                     gpu::launch(phases, dim3(1), dim3(group_threads), 4096, stream_of(rank), words_of(out));
                      return golden("mbarrier", 0, out);
                    }});
   add_products<64>(cases);
@@ -200,7 +201,7 @@ std::vector<WrapperCase> hopper_wrapper_cases() {
   add_products<256>(cases);
   cases.push_back({"named_barriers_and_setmaxnreg", [](Rank& rank) {
                      const Tensor out = unwritten_words(rank, 64);
-                     gpu::launch(hand_over, dim3(1), dim3(2 * group_threads), 1024, cuda(rank).stream(), words_of(out));
+                     gpu::launch(hand_over, dim3(1), dim3(2 * group_threads), 1024, stream_of(rank), words_of(out));
                      return golden("named_barriers_and_setmaxnreg", 0, out);
                    }});
   return cases;

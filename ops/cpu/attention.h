@@ -7,6 +7,7 @@
 
 #include "ops/kernels.h"
 #include "runtime/memory.h"
+#include "runtime/rank.h"
 #include "runtime/thread_pool.h"
 
 namespace quire {

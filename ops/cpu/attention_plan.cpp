@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/cpu/attention.h"
+#include "runtime/rank.h"
 #include "runtime/thread_pool.h"
 
 namespace quire {

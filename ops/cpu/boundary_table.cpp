@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 namespace quire {
 namespace {

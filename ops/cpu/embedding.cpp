@@ -3,6 +3,7 @@
 
 #include "ops/cpu/elementwise.h"
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/embedding.cpp"

@@ -4,6 +4,7 @@
 
 #include "ops/cpu/matmul.h"
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 namespace quire {
 namespace {

@@ -1,6 +1,7 @@
 // The plain triple loop: one chain of additions in ascending k per element, in the accumulator type.
 #include "ops/cpu/matmul.h"
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 namespace quire {
 namespace {

@@ -1,6 +1,7 @@
 // Sums and sums of squares in f64 on the CPU.
 #include "ops/cpu/elementwise.h"
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/reduce.cpp"

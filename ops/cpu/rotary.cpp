@@ -1,6 +1,7 @@
 // Rotary positions on the CPU (Su et al., 2021), half-split convention.
 #include "ops/cpu/elementwise.h"
 #include "ops/kernels.h"
+#include "runtime/rank.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/rotary.cpp"

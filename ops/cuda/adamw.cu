@@ -94,7 +94,7 @@ void adamw(Rank& rank, const AdamWArgs& args) {
     }
     if (chunks == 0) continue;
     by_model_type(args.type, [&](auto t) {
-      gpu::launch(update_tensors<decltype(t)>, dim3(blocks_of(rank, chunks)), dim3(block_threads), 0, cuda(rank).stream(), table, chunks);
+      gpu::launch(update_tensors<decltype(t)>, dim3(blocks_of(rank, chunks)), dim3(block_threads), 0, stream_of(rank), table, chunks);
     });
   }
 }

@@ -25,7 +25,7 @@ void sum(Rank& rank, const SumArgs& args) {
   by_floating_type(args.type, [&](auto t) {
     using T = decltype(t);
     gpu::launch(add_arrays<T>, dim3(blocks_of(rank, divided_up(args.count, vector_values<T> * block_threads))), dim3(block_threads), 0,
-        cuda(rank).stream(), args.count,
+        stream_of(rank), args.count,
                 static_cast<const T*>(args.a), static_cast<const T*>(args.b), static_cast<T*>(args.into), in_vectors(args.a, args.b, args.into));
   });
 }

@@ -30,7 +30,7 @@ __global__ void compare_bytes(const CompareRecordsArgs args, bool vectors) {
 
 void compare_records(Rank& rank, const CompareRecordsArgs& args) {
   if (args.bytes == 0) return;
-  gpu::launch(compare_bytes, dim3(blocks_of(rank, divided_up(args.bytes, 16 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args,
+  gpu::launch(compare_bytes, dim3(blocks_of(rank, divided_up(args.bytes, 16 * block_threads))), dim3(block_threads), 0, stream_of(rank), args,
       in_vectors(args.found, args.expected));
 }
 
@@ -75,8 +75,8 @@ __global__ void digest_whole(const DocumentsDigestArgs args, int64_t pieces, con
 
 void documents_digest(Rank& rank, const DocumentsDigestArgs& args) {
   const int64_t pieces = divided_up(args.tokens_count, digest_piece);
-  const cudaStream_t stream = cuda(rank).stream();
-  Workspace workspace(rank.stack());
+  const cudaStream_t stream = stream_of(rank);
+  KernelWorkspace workspace(rank);
   uint64_t* const digests = workspace.take<uint64_t>(pieces);
   if (pieces > 0) gpu::launch(digest_pieces, dim3(blocks_of(rank, divided_up(pieces, warp_size))), dim3(warp_size), 0, stream, args, pieces, digests);
   gpu::launch(digest_whole, dim3(1), dim3(1), 0, stream, args, pieces, static_cast<const uint64_t*>(digests));

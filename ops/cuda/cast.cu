@@ -48,13 +48,13 @@ bool can_cast(const CastArgs& args) { return is_floating_type(args.from_type) &&
 
 void cast(Rank& rank, const CastArgs& args) {
   if (args.count == 0) return;
-  if (args.from_type == args.to_type) return cuda(rank).copy(args.from, args.to, args.count * size_of(args.from_type));
+  if (args.from_type == args.to_type) return copy_on_device(rank, args.from, args.to, args.count * size_of(args.from_type));
   by_floating_type(args.from_type, [&](auto from) {
     by_floating_type(args.to_type, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
       if constexpr (!std::is_same_v<From, To>)
-        gpu::launch(convert<From, To>, dim3(blocks_of(rank, divided_up(args.count, 4 * block_threads))), dim3(block_threads), 0, cuda(rank).stream(),
+        gpu::launch(convert<From, To>, dim3(blocks_of(rank, divided_up(args.count, 4 * block_threads))), dim3(block_threads), 0, stream_of(rank),
             args.count, static_cast<const From*>(args.from), static_cast<To*>(args.to), in_vectors(args.from, args.to));
     });
   });

@@ -33,9 +33,9 @@ bool can_combine(const CombineArgs& args) { return args.type == DType::f64 || ar
 void combine(Rank& rank, const CombineArgs& args) {
   if (args.count == 0) return;
   const dim3 grid(blocks_of(rank, divided_up(args.count, block_threads)));
-  if (args.type == DType::f64) gpu::launch(combine_parts<double>, grid, dim3(block_threads), 0, cuda(rank).stream(), args);
-  else if (args.type == DType::f32) gpu::launch(combine_parts<float>, grid, dim3(block_threads), 0, cuda(rank).stream(), args);
-  else gpu::launch(combine_parts<int64_t>, grid, dim3(block_threads), 0, cuda(rank).stream(), args);
+  if (args.type == DType::f64) gpu::launch(combine_parts<double>, grid, dim3(block_threads), 0, stream_of(rank), args);
+  else if (args.type == DType::f32) gpu::launch(combine_parts<float>, grid, dim3(block_threads), 0, stream_of(rank), args);
+  else gpu::launch(combine_parts<int64_t>, grid, dim3(block_threads), 0, stream_of(rank), args);
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ __global__ void cross_entropy_backward(const CrossEntropyBackwardArgs args, bool
 
 void forward(Rank& rank, const CrossEntropyForwardArgs& args) {
   if (args.rows == 0) return;
-  gpu::launch(cross_entropy_forward, dim3(blocks_of(rank, args.rows)), dim3(threads_of(args.vocabulary)), 32 * sizeof(float), cuda(rank).stream(), args,
+  gpu::launch(cross_entropy_forward, dim3(blocks_of(rank, args.rows)), dim3(threads_of(args.vocabulary)), 32 * sizeof(float), stream_of(rank), args,
               in_vectors(args.logits) && args.vocabulary % 4 == 0);
 }
 
@@ -111,7 +111,7 @@ void backward(Rank& rank, const CrossEntropyBackwardArgs& args) {
   if (args.rows == 0) return;
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
-    gpu::launch(cross_entropy_backward<T>, dim3(blocks_of(rank, args.rows)), dim3(threads_of(args.vocabulary)), 0, cuda(rank).stream(), args,
+    gpu::launch(cross_entropy_backward<T>, dim3(blocks_of(rank, args.rows)), dim3(threads_of(args.vocabulary)), 0, stream_of(rank), args,
                 in_vectors(args.logits, args.dlogits) && args.vocabulary % vector_values<T> == 0);
   });
 }

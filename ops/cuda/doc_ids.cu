@@ -81,10 +81,10 @@ template <class Marks>
 void scan(Rank& rank, const Marks& marks, int64_t count, int32_t* output) {
   if (count == 0) return;
   const int64_t chunks = divided_up(count, chunk_tokens);
-  const cudaStream_t stream = cuda(rank).stream();
+  const cudaStream_t stream = stream_of(rank);
   const dim3 blocks(blocks_of(rank, chunks)), threads(block_threads);
   constexpr size_t shared = block_threads / warp_size * sizeof(int32_t);
-  Workspace workspace(rank.stack());
+  KernelWorkspace workspace(rank);
   int32_t* const summaries = workspace.take<int32_t>(chunks);
   if (chunks > 1) {
     gpu::launch(summarise_chunks<Marks>, blocks, threads, shared, stream, marks, count, chunks, summaries);
@@ -111,12 +111,12 @@ void starts_from_ids(Rank& rank, const StartsFromIdsArgs& args) { scan(rank, AtN
 void document_ids(Rank& rank, const DocumentIdsArgs& args) { scan(rank, CountOfStarts{args.starts}, args.tokens_count, args.document_ids); }
 void positions(Rank& rank, const PositionsArgs& args) {
   if (args.tokens_count == 0) return;
-  gpu::launch(subtract_starts, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args);
+  gpu::launch(subtract_starts, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads))), dim3(block_threads), 0, stream_of(rank), args);
 }
 void tile_ranges(Rank& rank, const TileRangesArgs& args) {
   const int64_t tiles = divided_up(args.tokens_count, args.tile);
   if (tiles == 0) return;
-  gpu::launch(find_ranges, dim3(blocks_of(rank, divided_up(tiles, block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args, tiles);
+  gpu::launch(find_ranges, dim3(blocks_of(rank, divided_up(tiles, block_threads))), dim3(block_threads), 0, stream_of(rank), args, tiles);
 }
 bool positive_tile(const TileRangesArgs& args) { return args.tile > 0; }
 

@@ -38,13 +38,13 @@ __global__ void widen_rows(const gpu::bf16* from, int64_t from_row, float* to, i
 }  // namespace
 
 void document_offsets(Rank& rank, const DocumentBatches& batches, const BoundaryTable& table, int64_t tokens, const OffsetRows& rows, int64_t* offsets, int32_t* lengths) {
-  gpu::launch(fill_tables, dim3(blocks_of(rank, divided_up(batches.entries, block_threads))), dim3(block_threads), 0, cuda(rank).stream(), batches.begins, batches.lengths,
+  gpu::launch(fill_tables, dim3(blocks_of(rank, divided_up(batches.entries, block_threads))), dim3(block_threads), 0, stream_of(rank), batches.begins, batches.lengths,
               batches.entries, table, tokens, rows, offsets, lengths);
 }
 
 void widened_rows(Rank& rank, const void* from, int64_t from_row, float* to, int64_t to_row, int64_t rows, int64_t columns) {
   const bool vectors = in_vectors(from, to) && from_row % 8 == 0 && to_row % 4 == 0;
-  gpu::launch(widen_rows, dim3(blocks_of(rank, divided_up(rows * divided_up(columns, 8), block_threads))), dim3(block_threads), 0, cuda(rank).stream(),
+  gpu::launch(widen_rows, dim3(blocks_of(rank, divided_up(rows * divided_up(columns, 8), block_threads))), dim3(block_threads), 0, stream_of(rank),
               static_cast<const gpu::bf16*>(from), from_row, to, to_row, rows, columns, vectors);
 }
 

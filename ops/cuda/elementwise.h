@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "ops/kernels.h"
-#include "runtime/cuda/device.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire::cuda_kernel {
 
@@ -47,7 +47,7 @@ constexpr int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Blocks for so many tasks, of which each block does every gridDim.x-th: enough to fill the device, and no more than a grid may have.
 inline unsigned blocks_of(Rank& rank, int64_t tasks) {
-  return static_cast<unsigned>(std::clamp<int64_t>(tasks, 1, static_cast<int64_t>(cuda(rank).multiprocessors()) * 32));
+  return static_cast<unsigned>(std::clamp<int64_t>(tasks, 1, static_cast<int64_t>(multiprocessors_of(rank)) * 32));
 }
 
 /// Whether all of these may be read and written in vectors of 16 bytes.

@@ -30,7 +30,7 @@ void forward(Rank& rank, const EmbeddingForwardArgs& args) {
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
     gpu::launch(copy_table_rows<T>, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads / warp_size))), dim3(block_threads), 0,
-        cuda(rank).stream(), args, in_vectors(args.table, args.y) && args.width % vector_values<T> == 0);
+        stream_of(rank), args, in_vectors(args.table, args.y) && args.width % vector_values<T> == 0);
   });
 }
 
@@ -170,8 +170,8 @@ __global__ void add_table_rows(const EmbeddingBackwardArgs args, const int32_t* 
 void backward(Rank& rank, const EmbeddingBackwardArgs& args) {
   const int64_t count = args.tokens_count, tiles = divided_up(count, tile_places);
   if (count == 0 || args.width == 0) return;
-  const cudaStream_t stream = cuda(rank).stream();
-  Workspace workspace(rank.stack());
+  const cudaStream_t stream = stream_of(rank);
+  KernelWorkspace workspace(rank);
   int32_t* const counts = workspace.take<int32_t>(digits * tiles);
   int32_t* const totals = workspace.take<int32_t>(digits);
   int32_t* sorted[2][2];

@@ -7,7 +7,7 @@
 
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/matmul_epilogue.h"
-#include "runtime/cuda/device.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire {
 namespace {
@@ -159,7 +159,7 @@ template <bool a_deep, bool b_deep, class C>
 void run(Rank& rank, const MatmulArgs& args) {
   const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
-  gpu::launch(multiply_mma<a_deep, b_deep, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * stages * tile_bytes, cuda(rank).stream(),
+  gpu::launch(multiply_mma<a_deep, b_deep, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * stages * tile_bytes, stream_of(rank),
               operand_of(left_operand(args)), operand_of(right_operand(args)), c, args.k, down, across);
 }
 
@@ -175,7 +175,7 @@ void run_form(Rank& rank, const MatmulArgs& args) {
 bool matmul_mma_can_run(const MatmulArgs& args) { return args.type == DType::bf16 && matmul_type_can_run(args); }
 
 void matmul_mma(Rank& rank, const MatmulArgs& args) {
-  rank.work().flops += 2 * args.m * args.n * args.k;
+  count_flops(rank, 2 * args.m * args.n * args.k);
   if (args.m == 0 || args.n == 0) return;
   if (args.c_type == DType::bf16) run_form<gpu::bf16>(rank, args);
   else run_form<float>(rank, args);

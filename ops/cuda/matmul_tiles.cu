@@ -5,7 +5,7 @@
 
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/matmul_epilogue.h"
-#include "runtime/cuda/device.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire {
 namespace {
@@ -103,14 +103,14 @@ void run(Rank& rank, const MatmulArgs& args) {
   const Operand<T> b{static_cast<const T*>(args.b), args.b_col, args.b_row, args.n, args.b_row == 1};
   const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
-  gpu::launch(multiply_tiles<T, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * steps * pitch * sizeof(float), cuda(rank).stream(), a, b, c,
+  gpu::launch(multiply_tiles<T, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * steps * pitch * sizeof(float), stream_of(rank), a, b, c,
               args.k, down, across);
 }
 
 }  // namespace
 
 void matmul_tiles(Rank& rank, const MatmulArgs& args) {
-  rank.work().flops += 2 * args.m * args.n * args.k;
+  count_flops(rank, 2 * args.m * args.n * args.k);
   if (args.m == 0 || args.n == 0) return;
   if (args.type == DType::f32) run<float, float>(rank, args);
   else if (args.c_type == DType::bf16) run<gpu::bf16, gpu::bf16>(rank, args);

@@ -8,7 +8,7 @@
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/matmul_epilogue.h"
 #include "ops/cuda/tensor_maps.h"
-#include "runtime/cuda/device.h"
+#include "runtime/cuda/launch.h"
 
 namespace quire {
 namespace {
@@ -128,19 +128,17 @@ __global__ void __launch_bounds__(threads, 1) multiply_wgmma(const __grid_consta
   else if (threadIdx.x % 32 == 0) produce<a_deep, b_deep, columns>(&a, &b, walk, pipeline);
 }
 
-CUtensorMap map_of(const TensorMaps& maps, const MatmulOperand& operand, int box_lines) {
-  return maps.map(operand.data, operand.lines, operand.columns, operand.stride, box_lines);
+CUtensorMap map_of(Rank& rank, const MatmulOperand& operand, int box_lines) {
+  return tensor_map(rank, operand.data, operand.lines, operand.columns, operand.stride, box_lines);
 }
 
 template <bool a_deep, bool b_deep, int columns, class C>
 void run(Rank& rank, const MatmulArgs& args) {
-  CudaDevice& device = cuda(rank);
-  const TensorMaps& maps = device.extension<TensorMaps>();
-  const CUtensorMap a = map_of(maps, left_operand(args), a_deep ? rows : steps), b = map_of(maps, right_operand(args), b_deep ? columns : steps);
+  const CUtensorMap a = map_of(rank, left_operand(args), a_deep ? rows : steps), b = map_of(rank, right_operand(args), b_deep ? columns : steps);
   const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const Walk walk{(args.m + rows - 1) / rows, (args.n + columns - 1) / columns, (args.k + steps - 1) / steps};
-  const int64_t blocks = std::min<int64_t>(walk.down * walk.across, device.multiprocessors());
-  gpu::launch(multiply_wgmma<a_deep, b_deep, columns, C>, dim3(static_cast<unsigned>(blocks)), dim3(threads), shared_bytes<columns>, device.stream(), a, b, c, walk);
+  const int64_t blocks = std::min<int64_t>(walk.down * walk.across, multiprocessors_of(rank));
+  gpu::launch(multiply_wgmma<a_deep, b_deep, columns, C>, dim3(static_cast<unsigned>(blocks)), dim3(threads), shared_bytes<columns>, stream_of(rank), a, b, c, walk);
 }
 
 template <bool a_deep, bool b_deep, class C>
@@ -167,9 +165,9 @@ bool matmul_wgmma_can_run(const MatmulArgs& args) {
 }
 
 void matmul_wgmma(Rank& rank, const MatmulArgs& args) {
-  require_capability_90(cuda(rank), "wgmma");  // no other has the instructions that this file is compiled to
+  require_capability_90(rank, "wgmma");  // no other has the instructions that this file is compiled to
   if (args.m == 0 || args.n == 0 || args.k == 0) return matmul_mma(rank, args);  // maps of nothing are none
-  rank.work().flops += 2 * args.m * args.n * args.k;
+  count_flops(rank, 2 * args.m * args.n * args.k);
   if (args.c_type == DType::bf16) run_form<gpu::bf16>(rank, args);
   else run_form<float>(rank, args);
 }

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(block_threads) fill_scalars(const OptimizerSca
 }
 
 void optimizer_scalars(Rank& rank, const OptimizerScalarsArgs& args) {
-  gpu::launch(fill_scalars, dim3(1), dim3(block_threads), block_threads * sizeof(double), cuda(rank).stream(), args);
+  gpu::launch(fill_scalars, dim3(1), dim3(block_threads), block_threads * sizeof(double), stream_of(rank), args);
 }
 
 }  // namespace

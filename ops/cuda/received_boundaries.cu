@@ -23,7 +23,7 @@ __global__ void accept(const ReceivedBoundariesArgs args) {
 
 void received_boundaries(Rank& rank, const ReceivedBoundariesArgs& args) {
   if (args.tokens_count == 0) return;
-  gpu::launch(accept, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads))), dim3(block_threads), 0, cuda(rank).stream(), args);
+  gpu::launch(accept, dim3(blocks_of(rank, divided_up(args.tokens_count, block_threads))), dim3(block_threads), 0, stream_of(rank), args);
 }
 
 /// A warp per tile.
@@ -49,7 +49,7 @@ __global__ void fill_tiles(const BoundaryTilesArgs args, int64_t tiles) {
 void boundary_tiles(Rank& rank, const BoundaryTilesArgs& args) {
   if (args.tokens_count == 0) return;
   const int64_t tiles = divided_up(args.tokens_count, boundary_tile);
-  gpu::launch(fill_tiles, dim3(blocks_of(rank, divided_up(tiles, block_threads / warp_size))), dim3(block_threads), 0, cuda(rank).stream(), args, tiles);
+  gpu::launch(fill_tiles, dim3(blocks_of(rank, divided_up(tiles, block_threads / warp_size))), dim3(block_threads), 0, stream_of(rank), args, tiles);
 }
 
 }  // namespace

@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(block_threads) add_chunks(const __grid_constan
 
 void reduce_table(Rank& rank, DType type, int power, const ReduceTable& table, int64_t chunks) {
   constexpr size_t shared = block_threads / warp_size * sizeof(double);
-  const cudaStream_t stream = cuda(rank).stream();
-  Workspace workspace(rank.stack());
+  const cudaStream_t stream = stream_of(rank);
+  KernelWorkspace workspace(rank);
   double* const partials = workspace.take<double>(std::max<int64_t>(chunks, 1));
   if (chunks > 0)
     by_floating_type(type, [&](auto t) {

@@ -183,7 +183,7 @@ void forward(Rank& rank, const RmsNormForwardArgs& args) {
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
     gpu::launch(warps ? rmsnorm_forward<T, true> : rmsnorm_forward<T, false>, dim3(blocks_of(rank, warps ? divided_up(args.rows, warps_of_block) : args.rows)),
-                dim3(block_threads), warps_of_block * sizeof(float), cuda(rank).stream(), args,
+                dim3(block_threads), warps_of_block * sizeof(float), stream_of(rank), args,
                 rows_in_vectors<T>(args, {args.x, args.gain, args.y, args.added, args.sum}));
   });
 }
@@ -192,11 +192,11 @@ void backward(Rank& rank, const RmsNormBackwardArgs& args) {
   if (args.rows == 0 || args.width == 0) return;
   const bool warps = args.width <= widest_of_warp;
   const int64_t chunks = divided_up(args.rows, warps ? chunk_of_warps : chunk_of_block);
-  const cudaStream_t stream = cuda(rank).stream();
+  const cudaStream_t stream = stream_of(rank);
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
     const int64_t size = sums_in<T>(args.width), teams = warps ? warps_of_block : 1;
-    Workspace workspace(rank.stack());
+    KernelWorkspace workspace(rank);
     float* const partials = workspace.take<float>(chunks * size);
     const int64_t sums_bytes = teams * size * static_cast<int64_t>(sizeof(float));
     const bool in_shared = sums_bytes <= most_shared_sums;

@@ -42,7 +42,7 @@ void rotary(Rank& rank, const RotaryArgs& args) {
     using T = decltype(t);
     const int64_t half = args.head_dim / 2, items = args.heads * divided_up(half, vector_values<T>);
     const unsigned threads = static_cast<unsigned>(std::min<int64_t>(block_threads, divided_up(items, warp_size) * warp_size));
-    gpu::launch(rotate<T>, dim3(blocks_of(rank, args.tokens)), dim3(threads), 0, cuda(rank).stream(), args,
+    gpu::launch(rotate<T>, dim3(blocks_of(rank, args.tokens)), dim3(threads), 0, stream_of(rank), args,
                 in_vectors(args.cosine, args.sine, args.x, args.y) && half % vector_values<T> == 0);
   });
 }

@@ -57,7 +57,7 @@ void forward(Rank& rank, const SwigluForwardArgs& args) {
   if (args.count == 0) return;
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
-    gpu::launch(swiglu_forward<T>, dim3(blocks<T>(rank, args.count)), dim3(block_threads), 0, cuda(rank).stream(), args.count, static_cast<const T*>(args.gate),
+    gpu::launch(swiglu_forward<T>, dim3(blocks<T>(rank, args.count)), dim3(block_threads), 0, stream_of(rank), args.count, static_cast<const T*>(args.gate),
                 static_cast<const T*>(args.up), static_cast<T*>(args.y), in_vectors(args.gate, args.up, args.y));
   });
 }
@@ -66,7 +66,7 @@ void backward(Rank& rank, const SwigluBackwardArgs& args) {
   if (args.count == 0) return;
   by_model_type(args.type, [&](auto t) {
     using T = decltype(t);
-    gpu::launch(swiglu_backward<T>, dim3(blocks<T>(rank, args.count)), dim3(block_threads), 0, cuda(rank).stream(), args.count,
+    gpu::launch(swiglu_backward<T>, dim3(blocks<T>(rank, args.count)), dim3(block_threads), 0, stream_of(rank), args.count,
         static_cast<const T*>(args.gate),
                 static_cast<const T*>(args.up), static_cast<const T*>(args.dy), static_cast<T*>(args.dgate), static_cast<T*>(args.dup),
                 in_vectors(args.gate, args.up, args.dy, args.dgate, args.dup));

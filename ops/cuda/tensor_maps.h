@@ -2,23 +2,17 @@
 #pragma once
 #include <cuda.h>
 
-#include "runtime/cuda/device.h"
+#include <cstdint>
+
+#include "runtime/kernel.h"
 
 namespace quire {
 
-/// Throws UnsupportedError, naming the matrix product's kernel, unless the device has compute capability 9.0.
-void require_capability_90(const CudaDevice& device, const char* kernel);
+/// Throws UnsupportedError, naming the matrix product's kernel, unless the rank's device has compute capability 9.0.
+void require_capability_90(Rank& rank, const char* kernel);
 
-/// Looks the driver's function up once: an extension of a device.
-class TensorMaps final : public CudaExtension {
- public:
-  explicit TensorMaps(CudaDevice& device);
-  /// Of bf16 in `lines` runs of `columns` elements, `stride` elements apart, read in boxes of 64 elements (128 bytes, which are swizzled) of `box_lines` lines, with zeros
-  /// outside. The data and its lines begin on multiples of 16 bytes. Throws DeviceError.
-  CUtensorMap map(const void* data, int64_t lines, int64_t columns, int64_t stride, int box_lines) const;
-
- private:
-  void* encode_ = nullptr;
-};
+/// Of bf16 in `lines` runs of `columns` elements, `stride` elements apart, read in boxes of 64 elements (128 bytes, which are swizzled) of `box_lines` lines, with zeros
+/// outside. The data and its lines begin on multiples of 16 bytes. Throws DeviceError.
+CUtensorMap tensor_map(Rank& rank, const void* data, int64_t lines, int64_t columns, int64_t stride, int box_lines);
 
 }  // namespace quire

@@ -5,6 +5,7 @@
 #include "emulation.h"
 #include "ops/matmul_case.h"
 #include "runtime/accelerator.h"
+#include "runtime/dispatch.h"
 
 namespace quire::test {
 

@@ -1,5 +1,6 @@
 // FAULTS.md 25, 26 and 45, at the level of kernels.
 #include "ops/attention_case.h"
+#include "runtime/dispatch.h"
 
 #include <numeric>
 

@@ -1,6 +1,7 @@
 // Checks that documents do not see each other and that shards add up, for attention on any device.
 #pragma once
 #include "ops/attention_case.h"
+#include "runtime/dispatch.h"
 
 namespace quire::test {
 

@@ -10,6 +10,7 @@
 #include "check.h"
 #include "ops/cpu/instruction_set.h"
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/tensor.h"
 
 namespace quire::test {

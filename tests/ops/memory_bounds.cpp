@@ -10,6 +10,7 @@
 #include "ops/attention_case.h"
 #include "ops/cpu/matmul.h"
 #include "ops/fenced.h"
+#include "runtime/dispatch.h"
 
 namespace quire::test {
 namespace {

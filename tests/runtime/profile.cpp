@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "ops/kernels.h"
+#include "runtime/dispatch.h"
 
 using namespace quire;
 using namespace quire::test;
