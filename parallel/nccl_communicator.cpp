@@ -279,6 +279,7 @@ std::unique_ptr<Communicator> with_device_memory(std::unique_ptr<Communicator> c
 }
 
 void run_local_on_devices(int ranks, const CommunicatorOptions& options, const std::function<void(Communicator& world)>& body) {
+  prepare_cuda_connections();
   run_local(ranks, options, [&](Communicator& control) {
     NcclCommunicator world(control, nullptr, std::make_shared<NcclJob>(control.watch_seat()));
     body(world);

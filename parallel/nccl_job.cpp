@@ -22,8 +22,12 @@ NcclLink::NcclLink(int size, cudaStream_t stream) : size_(size), owns_stream_(st
 }
 
 NcclLink::~NcclLink() {
-  if (communicator_ != nullptr) nccl().ncclCommDestroy(communicator_);
   if (owns_stream_) cudaStreamDestroy(stream_);
+}
+
+void NcclLink::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ != nullptr) nccl().ncclCommDestroy(std::exchange(communicator_, nullptr));
 }
 
 ncclResult_t NcclLink::asynchronous_error() {
@@ -78,11 +82,12 @@ std::shared_ptr<NcclLink> NcclJob::make_link(int size, cudaStream_t stream) {
   auto link = std::make_shared<NcclLink>(size, stream);
   const std::lock_guard lock(mutex_);
   links_.push_back(link);
-  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  if (!thread_.joinable()) thread_ = std::thread([this, index = index_] { watch(index); });
   return link;
 }
 
 void NcclJob::remove(const std::shared_ptr<NcclLink>& link) {
+  link->close();
   const std::lock_guard lock(mutex_);
   std::erase(links_, link);
 }
@@ -233,9 +238,9 @@ struct NcclJob::Waiting {
   std::unique_ptr<Watch> watch;
 };
 
-void NcclJob::watch() {
+void NcclJob::watch(int device) {
   try {
-    check_cuda(cudaSetDevice(index_), "cudaSetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
     std::vector<Waiting> waiting;
     for (;;) {
       {

@@ -21,7 +21,6 @@ class NcclLink {
  public:
   /// `stream`: null to make one.
   NcclLink(int size, cudaStream_t stream);
-  /// Gives the communicator back: with all others of its ranks, unless it was aborted.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -39,6 +38,8 @@ class NcclLink {
   }
   /// ncclSuccess, ncclInProgress, or what NCCL found.
   ncclResult_t asynchronous_error();
+  /// Gives the communicator back, unless it was aborted. All of its ranks do so, each its communicators in the same order.
+  void close() noexcept;
   /// Ends what is under way. From any thread.
   void abort() noexcept;
 
@@ -113,7 +114,7 @@ class NcclJob {
   bool reached(cudaEvent_t event) const;
   /// Under the mutex: takes flights that are over off the list, and their events back. The rank's own thread does that.
   void take_back();
-  void watch();
+  void watch(int device);
   void look_at_errors();
   void look_at_flights(std::vector<Waiting>& waiting);
 

@@ -9,11 +9,11 @@
 namespace quire {
 
 struct RankProcessOptions {
-  std::string launch_folder;        ///< of the launcher that started this process; "" where mpirun, srun or nobody did
+  std::string launch_folder;        ///< of the launcher that started this process; "" where somebody else or nobody did
   CommunicatorOptions communicator;
 };
 
-/// Joins the job that this process was started in (by the launcher, mpirun or srun; otherwise it is the only rank), runs `body` and returns the exit status.
+/// Joins the job that this process was started in (by the launcher, mpirun, srun or with the variables of torchrun; otherwise it is the only rank), runs `body` and returns the exit status.
 /// `board` is the launcher's, null without one. An error that leaves `body` is printed once however many ranks meet it, with ` (rank N)` behind it where it
 /// may be one rank's own, and ends every rank with status 1. Where joining fails, rank 0 alone prints why.
 ///

@@ -192,19 +192,19 @@ BOOST_AUTO_TEST_CASE(groups_go_one_after_the_other_and_channels_do_not) {
     const std::unique_ptr<Communicator> first = world.split(0), second = world.split(world.rank() == 2 ? 1 : 0);
     require(first->size() == 3 && second->size() == (world.rank() == 2 ? 1 : 2), "sizes of groups");
     world.connect(rank, all_pairs(3));
-    const Tensor a = Tensor::zeros(rank, {300}, DType::f32), b = Tensor::zeros(rank, {2000}, DType::f64);
+    const Tensor a = Tensor::zeros(rank, {300}, DType::f32), b = Tensor::zeros(rank, {2000}, DType::f64), c = Tensor::zeros(rank, {300}, DType::f32);
     // A message that is received only after all the rest: whatever shared its queue would wait for ever.
     std::vector<Request> late;
-    if (world.rank() == 0) late.push_back(world.send(a, 1, {}));
+    if (world.rank() == 0) late.push_back(world.send(c, 1, {}));
     for (int i = 0; i < 5; ++i) {
       first->all_reduce(rank, b, Reduction::sum);
       second->all_reduce(rank, a, Reduction::max);
     }
     if (world.rank() == 2) late.push_back(world.send(b, 0, {}));
     if (world.rank() == 0) world.receive(b, 2, {}).wait();
-    if (world.rank() == 1) late.push_back(world.receive(a, 0, {}));
+    if (world.rank() == 1) late.push_back(world.receive(c, 0, {}));
     for (const Request& request : late) request.wait();
-    require(b.to_vector<double>() == std::vector<double>(2000, 0) && a.to_vector<float>() == std::vector<float>(300, 0), "zeros");
+    require(b.to_vector<double>() == std::vector<double>(2000, 0) && a.to_vector<float>() == std::vector<float>(300, 0) && c.to_vector<float>() == a.to_vector<float>(), "zeros");
   });
 }
 
