@@ -119,10 +119,10 @@ BOOST_AUTO_TEST_CASE(golden_files_that_contradict_themselves_are_refused_with_th
   refused(1, "quire-goldens 2", {"file line 1", "version '2'", "version 1"});
   refused(1, "safetensors 1", {"file line 1", "'quire-goldens 1'"});
   refused(2, "made on ", {"file line 2", "made on DEVICE"});
-  refused(3, "outputs 4", {"output 4"});
+  refused(3, "outputs 4", {"file line 11", "found: 'end'", "NAME TOLERANCE WORDS"});
   refused(3, "outputs 2", {"'end' after 2 outputs"});
   refused(3, "outputs many", {"file line 3", "outputs N"});
-  refused(4, "output exact 0 4", {"words of 'exact'"});
+  refused(4, "output exact 0 4", {"file line 6", "found: 'output'", "eight hexadecimal digits"});
   refused(4, "output exact 0 2", {"3 words of 'exact' so far", "needed: 2"});
   refused(4, "output exact -1 3", {"file line 4", "a tolerance of 0 or more"});
   refused(4, "output exact 0 99999999999", {"file line 4", "words at most"});
