@@ -52,7 +52,7 @@ BOOST_AUTO_TEST_CASE(a_pipeline_trains_as_the_cpus) {
 BOOST_AUTO_TEST_CASE(context_ranks_train_as_the_cpus) {
   const emulation::Fresh fresh;
   for (const auto& [layout, exchange] : all_tier() ? std::vector<std::pair<std::string, std::string>>{{"balanced", "ring"}, {"zigzag", "gather"}, {"contiguous", "heads"}}
-                                                  : std::vector<std::pair<std::string, std::string>>{{"zigzag", "ring"}, {"contiguous", "heads"}})
+                                                  : std::vector<std::pair<std::string, std::string>>{{"zigzag", "ring"}})
     check_against_cpu(context(layout, exchange));
 }
 
@@ -71,7 +71,7 @@ BOOST_AUTO_TEST_CASE(pipelines_have_the_bits_of_one_device) {
   const Overrides layers = all_tier() ? Overrides{} : Overrides{"model.n_layers=4"};  // for four stages
   const LayoutRun expected = run_tiny(of_one_rank(tiny_layout("cuda", "f32", layers)));
   for (const char* schedule : {"1f1b", "interleaved_1f1b", "zb_v", "gpipe", "zb_h1"}) {
-    if (!all_tier() && (std::string_view(schedule) == "gpipe" || std::string_view(schedule) == "zb_h1")) continue;
+    if (!all_tier() && std::string_view(schedule) != "1f1b" && std::string_view(schedule) != "zb_v") continue;  // the product has them all
     BOOST_TEST(bit_difference(run_tiny(tiny_layout("cuda", "f32", both(layers, pipeline(schedule)))), expected) == "", schedule);
   }
   // Control: another seed is another training.
@@ -81,6 +81,7 @@ BOOST_AUTO_TEST_CASE(pipelines_have_the_bits_of_one_device) {
 BOOST_AUTO_TEST_CASE(a_training_has_the_same_bits_again_at_any_pace_of_threads_and_streams) {
   const emulation::Fresh fresh;
   for (const Overrides& overrides : {both(pipeline(), context("zigzag", "ring")), Overrides{"distributed.dp_replicate=2"}}) {
+    if (!all_tier() && overrides.size() == 1) continue;
     const Config config = tiny_layout("cuda", "f32", overrides);
     const LayoutRun first = run_tiny(config);
     emulation::Settings settings = emulation::settings();

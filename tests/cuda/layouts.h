@@ -8,10 +8,10 @@
 
 namespace quire::test {
 
-/// tiny.toml, cut unless all tests are asked for: two layers of half the width, four microbatches of one row of 24 tokens.
+/// tiny.toml, cut unless all tests are asked for: two layers, four microbatches of one row of 32 tokens.
 inline Config tiny_layout(const std::string& device, const std::string& dtype, std::vector<std::string> overrides = {}) {
   std::vector<std::string> all{"run.device=" + device, "train.mixed_precision=" + dtype, "run.threads=1", "distributed.watchdog_seconds=120"};
-  if (!all_tier()) all.insert(all.end(), {"model.n_layers=2", "model.dim=32", "model.ffn_hidden_dim=64", "train.seq_len=24", "train.global_batch_size=4", "train.microbatch_size=1"});
+  if (!all_tier()) all.insert(all.end(), {"model.n_layers=2", "train.seq_len=32", "train.global_batch_size=4", "train.microbatch_size=1"});
   all.insert(all.end(), overrides.begin(), overrides.end());
   return load_config(QUIRE_SOURCE_ROOT "/tools/configs/tiny.toml", all);
 }
@@ -47,12 +47,12 @@ inline double error_of_gradient(const std::vector<double>& values, const std::ve
 }
 
 /// Section 6 for what is added in another order: each gradient's error against f64 at most twice that of the CPU (of the larger of two draws: one process, and the same layout), or 4 ulp of
-/// its largest magnitude. What is not so, "" for nothing.
-inline std::string beyond_rule(const Gradients& found, const Gradients& layout, const Gradients& alone, const Gradients& exact) {
+/// its largest magnitude. What is not so, "" for nothing. `factor` instead of 2 for models so small that the CPU's error is chance (tests/products/rounding_product.h).
+inline std::string beyond_rule(const Gradients& found, const Gradients& layout, const Gradients& alone, const Gradients& exact, double factor = 2) {
   if (found.size() != exact.size()) return fmt::format("{} gradients of {}", found.size(), exact.size());
   for (const auto& [name, values] : exact) {
     const double off = error_of_gradient(found.at(name), values), plain = std::max(error_of_gradient(layout.at(name), values), error_of_gradient(alone.at(name), values)), largest = largest_of(values);
-    if (!(off <= std::max(2 * plain, 4 * 0x1p-23 * largest))) return fmt::format("{}: {} off, {} on the CPU, of {}", name, off, plain, largest);
+    if (!(off <= std::max(factor * plain, 4 * 0x1p-23 * largest))) return fmt::format("{}: {} off, {} on the CPU, of {}", name, off, plain, largest);
   }
   return "";
 }

@@ -96,7 +96,7 @@ BOOST_AUTO_TEST_CASE(other_boundaries_with_activations_are_refused_by_every_rank
     const LayoutRun whole = run_layout(config, corpus, plain);
     // Words: the header's step 2 and digest 10, a start that another document could have, one that can not be.
     for (const auto& [word, added] : std::vector<std::pair<size_t, int32_t>>{{2, 1}, {10, 1}, {boundary_header_words + 1, 1}, {boundary_header_words + 3, 1 << 30}}) {
-      if (!all_tier() && (cp == 2) != (word == boundary_header_words + 1)) continue;
+      if (!all_tier() && word != (cp == 2 ? boundary_header_words + 1 : boundary_header_words + 3)) continue;
       Refused seen;
       std::atomic<bool> damaged = false;
       const LayoutRun run = run_layout(config, corpus, damaging(seen, damaged, "", 1, 3, word, added));
@@ -167,6 +167,7 @@ BOOST_AUTO_TEST_CASE(no_rank_reads_anything_on_the_host_inside_a_step) {
   const auto corpus = layout_corpus();
   for (const bool reads : {false, true}) {  // the second time with a read put into the step: the control
     for (const auto& [pp, cp, dp] : {std::tuple<int64_t, int64_t, int64_t>{2, 2, 1}, {1, 1, 2}}) {
+      if (reads && cp == 2) continue;
       std::mutex mutex;
       int64_t host_reads = 0, ranks = 0;
       emulation::Counters counted;
@@ -225,7 +226,7 @@ BOOST_AUTO_TEST_CASE(ranks_without_work_documents_of_one_token_and_odd_lengths_t
   for (const auto& [pp, cp, dp, rows] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{4, 1, 1, 4}, {1, 2, 2, 4}, {1, 4, 1, 1}}) {
     const LayoutRun exact = run("cpu", "f64", 1, 1, 1, rows), cpu = run("cpu", "f32", pp, cp, dp, rows), device = run("cuda", "f32", pp, cp, dp, rows);
     const LayoutRun alone = run("cpu", "f32", 1, 1, 1, rows);
-    const std::string beyond = beyond_rule(device.gradients.at(0), cpu.gradients.at(0), alone.gradients.at(0), exact.gradients.at(0));
+    const std::string beyond = beyond_rule(device.gradients.at(0), cpu.gradients.at(0), alone.gradients.at(0), exact.gradients.at(0), 4);
     BOOST_TEST(beyond == "", fmt::format("pp {}, cp {}, dp {}: {}", pp, cp, dp, beyond));
     BOOST_TEST(std::abs(device.steps.at(0).loss - cpu.steps.at(0).loss) <= 1e-5 * cpu.steps.at(0).loss);
     BOOST_TEST((device.steps[0].valid_tokens == cpu.steps[0].valid_tokens && device.steps[0].useful_pairs == cpu.steps[0].useful_pairs));
