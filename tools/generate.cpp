@@ -112,7 +112,7 @@ void run(const Settings& settings) {
   RankOptions options;
   options.threads = settings.threads > 0 ? static_cast<int>(settings.threads) : usable_processors();
   const DType dtype = settings.dtype.empty() ? info.dtype : dtype_from(settings.dtype);
-  options.device = device_of(settings.device, dtype, 1, 0);
+  options.device = device_of(settings.device, dtype, {});
   Rank rank(options);
   check_device(rank, dtype);
   Model model(rank, info.model, dtype, false);
