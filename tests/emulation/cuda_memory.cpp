@@ -81,8 +81,7 @@ cudaError_t give(void** to, size_t bytes, bool on_device, const char* function) 
 
 cudaError_t take_back(void* address, bool on_device, const char* function) {
   Call call(function);
-  if (call.failed() && !has_failed(current_device())) return call.status();  // a device that has failed says so, but keeps nothing
-  if (address == nullptr) return call.status();
+  if (address == nullptr) return call.status();  // a call that fails says so, but keeps nothing
   wait_for_device(current_device());
   const std::lock_guard<Lock> guard(memory().lock);
   const auto found = memory().given.find(static_cast<char*>(address));
