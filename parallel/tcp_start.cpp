@@ -27,6 +27,7 @@ using Mark = std::array<char, 8>;
 constexpr Mark hello_mark{'Q', 'u', 'i', 'r', 'e', 'H', 'i', '1'}, welcome_mark{'Q', 'u', 'i', 'r', 'e', 'O', 'k', '1'}, peer_mark{'Q', 'u', 'i', 'r', 'e', 'P', 'r', '1'};
 constexpr uint32_t longest_welcome = 1 << 24;  ///< bytes
 constexpr Milliseconds between_looks{50};
+constexpr double longest_farewell = 5;  ///< seconds
 
 struct Hello {
   Mark mark;
@@ -160,13 +161,14 @@ std::vector<Socket> gather_ranks(const Socket& listening, int size, const Deadli
   Guide guide;
   guide.job = std::random_device()() * uint64_t{0x100000001} + std::random_device()();
   guide.addresses.resize(peers.size());
-  int come = 1;
+  int come = 1, refused = 0;
   std::string problem;
   Door<Hello> door(listening);
   const auto take = [&](Socket socket, const Hello& hello) {
-    if (const std::string reason = misfit(hello, peers); !reason.empty()) {
-      problem = reason;
-      answer(socket, true, reason, Deadline(2));
+    if (problem.empty()) problem = misfit(hello, peers);
+    if (!problem.empty()) {
+      ++refused;
+      answer(socket, true, problem, Deadline(2));
       return;
     }
     guide.addresses[hello.rank] = {other_host(socket), static_cast<int>(hello.port)};
@@ -179,6 +181,8 @@ std::vector<Socket> gather_ranks(const Socket& listening, int size, const Deadli
   }
   for (const Socket& peer : peers)
     if (peer.open()) answer(peer, !problem.empty(), problem.empty() ? guide.text() : problem, problem.empty() ? deadline : Deadline(2));
+  if (refused > 0)  // who comes a little later hears it as well
+    for (const Deadline last(std::min(longest_farewell, deadline.seconds())); come - 1 + refused < size - 1 && !last.over();) door.look(take);
   if (!problem.empty()) fail<CommunicationError>("start", "{}", problem);
   return peers;
 }

@@ -36,10 +36,12 @@ void check_all_well(const std::vector<Outcome>& outcomes) {
 /// Each rank starts as `announced` says (rank, size; negative: not at all), with this limit.
 struct Announced {
   int rank, size;
+  bool late = false;
 };
 std::vector<Outcome> started(const std::vector<Announced>& announced, double limit, int port) {
   return run_processes(static_cast<int>(announced.size()), [&](int process) -> std::string {
     const Announced& own = announced[static_cast<size_t>(process)];
+    if (own.late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     announce(own.rank, own.size, port);
     join_tcp({.watchdog_seconds = 5}, limit)->barrier();
     return "well";
@@ -90,8 +92,10 @@ BOOST_AUTO_TEST_CASE(more_than_the_system_keeps_goes_both_ways_at_once) {
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_do_not_fit_together_are_told_so) {
-  const std::vector<Outcome> sizes = started({{0, 3}, {1, 3}, {2, 4}}, 30, free_port());
-  for (const Outcome& outcome : sizes) check_text(outcome, {"[start]", "rank 2 was started as one of 4 ranks (WORLD_SIZE)", "rank 0 as one of 3"});
+  for (const bool late : {false, true}) {
+    const std::vector<Outcome> sizes = started({{0, 3}, {1, 3, late}, {2, 4}}, 30, free_port());
+    for (const Outcome& outcome : sizes) check_text(outcome, {"[start]", "rank 2 was started as one of 4 ranks (WORLD_SIZE)", "rank 0 as one of 3"});
+  }
   const std::vector<Outcome> twice = started({{0, 3}, {1, 3}, {1, 3}}, 30, free_port());
   for (const Outcome& outcome : twice) check_text(outcome, {"[start]", "two processes were started as rank 1"});
   const std::vector<Outcome> none = started({{1, 2}}, 0.5, free_port());
