@@ -50,7 +50,11 @@ std::string_view device_choice(const Config& config) {
 
 }  // namespace
 
-void check_devices(const Config& config, int ranks) { device_of(device_choice(config), config.dtype(), {0, ranks}); }
+void check_devices(const Config& config, int ranks) {
+  const Device device = device_of(device_choice(config), config.dtype(), {0, ranks});
+  const CudaAvailability cuda = cuda_availability();
+  if (device.kind == DeviceKind::cuda && cuda.devices == 0) fail<UnsupportedError>("device", "a CUDA device for each of {} ranks asked for; {}; allowed: cpu", ranks, cuda.reason);
+}
 
 RankOptions rank_options(const Config& config, const Communicator* world) {
   RankOptions options;
