@@ -63,8 +63,8 @@ void combine_on_cpu(Rank& rank, const CombineArgs& args) {
 }
 
 /// into = the ranks' parts combined; `others` [group size - 1, elements] are those but `mine`.
-void combine(Communicator& group, Rank& rank, const Tensor& mine, const Tensor& others, void* into, Reduction reduction) {
-  dispatch(rank, CombineArgs{mine.dtype(), mine.elements(), group.size(), group.rank(), mine.raw(), others.raw(), reduction == Reduction::max, into});
+void combine(Communicator& group, Rank& rank, const Tensor& mine, const void* others, void* into, Reduction reduction) {
+  dispatch(rank, CombineArgs{mine.dtype(), mine.elements(), group.size(), group.rank(), mine.raw(), others, reduction == Reduction::max, into});
 }
 
 void require_reducible(std::string_view where, const Tensor& tensor, Reduction reduction) {
@@ -87,13 +87,15 @@ void combine_parts(Communicator& group, Rank& rank, const Part& part, void* into
   const Tensor received = Tensor::empty(rank, {group.size() - 1, own.elements()}, own.dtype(), Category::workspace);
   std::vector<Request> requests;
   group.together([&] {
-    for (int other = 0, place = 0; other < group.size(); ++other)
-      if (other != group.rank()) requests.push_back(group.receive(received.slice(0, place, place + 1), other, label)), ++place;
+    for (int place = 0; place < group.size() - 1; ++place) {
+      const int other = place < group.rank() ? place : place + 1;
+      requests.push_back(group.receive(received.slice(0, place, place + 1), other, label));
+    }
     for (int other = 0; other < group.size(); ++other)
       if (other != group.rank()) requests.push_back(group.send(part(other), other, label));
   });
   wait_all(requests);
-  combine(group, rank, own, received, into, reduction);
+  combine(group, rank, own, received.raw(), into, reduction);
 }
 
 /// Every rank gets every other's part. `part(r)`: where that of rank r lies.
@@ -147,11 +149,10 @@ void Communicator::all_reduce_small(Rank& rank, const Tensor& values, Reduction 
     const Tensor whole = flat(values);
     return combine_parts(*this, rank, [&](int) { return whole; }, whole.raw(), reduction, label);
   }
-  const std::vector<std::byte> all = exchange({static_cast<std::byte*>(values.raw()), static_cast<size_t>(values.bytes())}, label);
-  Tensor others = Tensor::empty(rank, {size_ - 1, values.elements()}, values.dtype(), Category::workspace);
-  const auto own = all.begin() + rank_ * values.bytes();
-  std::copy(own + values.bytes(), all.end(), std::copy(all.begin(), own, static_cast<std::byte*>(others.raw())));
-  combine(*this, rank, values, others, values.raw(), reduction);
+  std::vector<std::byte> parts = exchange({static_cast<std::byte*>(values.raw()), static_cast<size_t>(values.bytes())}, label);
+  const auto own = parts.begin() + rank_ * values.bytes();
+  parts.erase(own, own + values.bytes());
+  combine(*this, rank, values, parts.data(), values.raw(), reduction);
 }
 
 void Communicator::all_gather(Rank& rank, const Tensor& mine, const Tensor& all, const MessageLabel& label) {

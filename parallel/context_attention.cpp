@@ -117,11 +117,8 @@ void ContextAttention::finish() {
 }
 
 std::optional<BoundaryMismatch> ContextAttention::take_mismatch() {
-  if (flag_.defined()) {
-    const double code = flag_.to_vector<double>().at(0);
-    if (code != 0 && !mismatch_) mismatch_ = mismatch_of(code);
-    fill_zero(rank_, flag_);
-  }
+  if (flag_.defined())
+    if (const std::optional<BoundaryMismatch> found = quire::take_mismatch(rank_, flag_); !mismatch_) mismatch_ = found;
   return std::exchange(mismatch_, std::nullopt);
 }
 

@@ -31,6 +31,12 @@ void compare_boundary_records(Rank& rank, const Tensor& found, const Tensor& exp
   dispatch(rank, CompareRecordsArgs{expected.bytes(), found.raw(), expected.raw(), flag.data<double>(), code});
 }
 
+std::optional<BoundaryMismatch> take_mismatch(Rank& rank, const Tensor& flag) {
+  const double code = flag.to_vector<double>().at(0);
+  fill_zero(rank, flag);
+  return code != 0 ? std::optional(mismatch_of(code)) : std::nullopt;
+}
+
 void take_boundaries(Rank& rank, const Tensor& found, const Tensor& expected, int64_t tokens, const BoundaryLimits& limits, const DeviceBoundaries& into, int64_t first) {
   const RecordBody came = body_of(found, tokens), due = body_of(expected, tokens);
   const auto part = [&](const Tensor& all) { return all.slice(0, first, first + tokens).data<int32_t>(); };

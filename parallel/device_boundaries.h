@@ -1,5 +1,7 @@
 // Boundaries that came to a device: compared, bounded and looked up there, because no step waits for the host to read them.
 #pragma once
+#include <optional>
+
 #include "ops/attention.h"
 #include "parallel/boundary_record.h"
 
@@ -20,6 +22,8 @@ struct BoundaryLimits {
 
 /// `flag` [1] f64 becomes `code` (not 0) where it is 0 and the records, of one size, differ in any byte.
 void compare_boundary_records(Rank& rank, const Tensor& found, const Tensor& expected, const Tensor& flag, double code);
+/// What the flag [1] f64 says, which is down again then. Waits for the device: between steps alone.
+std::optional<BoundaryMismatch> take_mismatch(Rank& rank, const Tensor& flag);
 /// Boundaries of a record of `tokens` tokens, into those at [first, first + tokens) of `into`. Where a token's can not be, the expected record's take their place.
 void take_boundaries(Rank& rank, const Tensor& found, const Tensor& expected, int64_t tokens, const BoundaryLimits& limits, const DeviceBoundaries& into, int64_t first = 0);
 /// Runs as they are expected, which count the work, with the table of what is there.

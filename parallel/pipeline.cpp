@@ -374,11 +374,8 @@ void Pipeline::poll() {
 std::optional<BoundaryMismatch> Pipeline::take_mismatch() {
   if (context_ != nullptr)
     if (const std::optional<BoundaryMismatch> found = context_->take_mismatch(); found && !mismatch_) mismatch_ = found;
-  if (flag_.defined() && context_ == nullptr) {
-    const double code = flag_.to_vector<double>().at(0);
-    if (code != 0 && !mismatch_) mismatch_ = mismatch_of(code);
-    fill_zero(rank_, flag_);
-  }
+  if (flag_.defined() && context_ == nullptr)
+    if (const std::optional<BoundaryMismatch> found = quire::take_mismatch(rank_, flag_); !mismatch_) mismatch_ = found;
   return std::exchange(mismatch_, std::nullopt);
 }
 

@@ -5,6 +5,7 @@
 #include "ops/adamw_case.h"
 #include "ops/cross_entropy_case.h"
 #include "ops/doc_ids_case.h"
+#include "ops/reduce_case.h"
 #include "ops/rmsnorm_case.h"
 #include "ops/rotary_case.h"
 #include "ops/swiglu_case.h"
@@ -119,12 +120,7 @@ void check_reduce(Rank& rank, bool tiny) {
   std::mt19937_64 random(7);
   const auto x = random_values<T>(random, tiny ? 9000 : 3000001);
   for (const int power : {1, 2}) {
-    Exact sum = 0, magnitude = 0;
-    for (const T v : x) {
-      const Exact term = power == 1 ? static_cast<Exact>(to_double(v)) : static_cast<Exact>(to_double(v)) * to_double(v);
-      sum += term;
-      magnitude += std::abs(term);
-    }
+    const auto [sum, magnitude] = literal_sum(x, power);
     const Placed<T> in(rank, x);
     const Placed<double> result(rank, 1), again(rank, 1);
     for (const Placed<double>* to : {&result, &again}) dispatch(rank, ReduceArgs{dtype_of<T>::value, static_cast<int64_t>(x.size()), power, in.data(), to->data()});

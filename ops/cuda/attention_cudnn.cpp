@@ -12,6 +12,7 @@
 #include "ops/cuda/attention_cudnn_calls.h"
 #include "ops/cuda/attention_cudnn_graphs.h"
 #include "runtime/cuda/device.h"
+#include "runtime/cuda/versions.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -57,7 +58,7 @@ class CudnnState final : public CudaExtension {
  private:
   [[noreturn]] void refuse(const CudnnFamily& family) const {
     fail<UnsupportedError>("attention", "model.attention_backend \"cudnn\": cuDNN {} has no {} for {} heads of {} over {} key/value heads (\"{}\"); allowed: the backend \"block\"",
-                           cudnn_version_text(cudnn().cudnnGetVersion()), name_of(family), family.heads, family.head_dim, family.kv_heads, cudnn_reason());
+                           library_version_text(cudnn().cudnnGetVersion()), name_of(family), family.heads, family.head_dim, family.kv_heads, cudnn_reason());
   }
 
   cudnn_graph::Plan make(const CudnnFamily& family) {

@@ -2,6 +2,7 @@
 #include <gpu.h>
 
 #include "ops/cuda/boundary_search.h"
+#include "ops/cuda/tile_boundaries.cuh"
 
 namespace quire {
 namespace {
@@ -43,21 +44,16 @@ __global__ void __launch_bounds__(32 * warps) fill_table(const DocumentRun* runs
   before = __shfl_up_sync(all_lanes, before, 1);
   if (lane == 0) before = -1;
 
-  TileBoundaries all{0x7fffffff, -1, 0x7fffffff, -1};
+  TileBoundaries all = cuda_kernel::tile_without_tokens();
   for (int i = 0; i < 2; ++i) {
     const auto token = static_cast<int32_t>(begin + 2 * lane + i);
     if (token >= tokens) continue;
     const Token t = token_of(runs, max(before, run[i]), token);
     global[token] = t.global;
     start[token] = t.start;
-    if (t.start >= 0) all = {min(all.first_start, t.start), max(all.last_start, t.start), min(all.first_global, t.global), max(all.last_global, t.global)};
+    all = cuda_kernel::with_token(all, t.global, t.start);
   }
-  for (int step = 16; step > 0; step /= 2) {
-    all.first_start = min(all.first_start, __shfl_xor_sync(all_lanes, all.first_start, step));
-    all.last_start = max(all.last_start, __shfl_xor_sync(all_lanes, all.last_start, step));
-    all.first_global = min(all.first_global, __shfl_xor_sync(all_lanes, all.first_global, step));
-    all.last_global = max(all.last_global, __shfl_xor_sync(all_lanes, all.last_global, step));
-  }
+  all = cuda_kernel::over_warp(all);
   if (lane == 0) tiles[index] = all;
 }
 

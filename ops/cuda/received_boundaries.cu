@@ -1,5 +1,6 @@
 // Boundaries that were received, as they are computed with on CUDA devices, and the tiles of a table of them.
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/tile_boundaries.cuh"
 
 namespace quire {
 namespace {
@@ -28,20 +29,11 @@ void received_boundaries(Rank& rank, const ReceivedBoundariesArgs& args) {
 
 /// A warp per tile.
 __global__ void fill_tiles(const BoundaryTilesArgs args, int64_t tiles) {
-  constexpr int32_t most = 0x7fffffff;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   for (int64_t tile = first_of_grid<1>() / warp_size; tile < tiles; tile += stride_of_grid<1>() / warp_size) {
-    TileBoundaries all{most, -1, most, -1};
-    for (int64_t i = tile * boundary_tile + lane; i < min(args.tokens_count, (tile + 1) * boundary_tile); i += warp_size) {
-      const int32_t global = args.global[i], start = args.start[i];
-      if (start >= 0) all = {min(all.first_start, start), max(all.last_start, start), min(all.first_global, global), max(all.last_global, global)};
-    }
-    for (int distance = warp_size / 2; distance > 0; distance /= 2) {
-      all.first_start = min(all.first_start, __shfl_xor_sync(all_lanes, all.first_start, distance));
-      all.last_start = max(all.last_start, __shfl_xor_sync(all_lanes, all.last_start, distance));
-      all.first_global = min(all.first_global, __shfl_xor_sync(all_lanes, all.first_global, distance));
-      all.last_global = max(all.last_global, __shfl_xor_sync(all_lanes, all.last_global, distance));
-    }
+    TileBoundaries all = tile_without_tokens();
+    for (int64_t i = tile * boundary_tile + lane; i < min(args.tokens_count, (tile + 1) * boundary_tile); i += warp_size) all = with_token(all, args.global[i], args.start[i]);
+    all = over_warp(all);
     if (lane == 0) args.tiles[tile] = all;
   }
 }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "runtime/cuda/shared_library.h"
+#include "runtime/cuda/versions.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -14,12 +15,10 @@ constexpr size_t oldest_cudnn = 91100;  ///< as cudnnGetVersion counts: 10000 * 
 
 }  // namespace
 
-std::string cudnn_version_text(size_t version) { return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100); }
-
 void check_cudnn_version(size_t found) {
   if (found < oldest_cudnn)
     fail<UnsupportedError>("cuda", "found: cuDNN {}; needed: {} or newer, for model.attention_backend = \"cudnn\"; allowed: a newer one in LD_LIBRARY_PATH, or the backend \"block\"",
-                           cudnn_version_text(found), cudnn_version_text(oldest_cudnn));
+                           library_version_text(found), library_version_text(oldest_cudnn));
 }
 
 const Cudnn& cudnn() {

@@ -20,8 +20,6 @@ struct Cudnn {
 const Cudnn& cudnn();
 /// Throws UnsupportedError (found, needed) for a version that is too old. `found` as cudnnGetVersion says.
 void check_cudnn_version(size_t found);
-/// `9.19.0`
-std::string cudnn_version_text(size_t version);
 /// What the library gives as the reason of its last refusal on this thread; "" for nothing.
 std::string cudnn_reason();
 /// Throws DeviceError with the call's name and the library's reason unless it went well.

@@ -1,6 +1,7 @@
 #include "runtime/cuda/libraries.h"
 
 #include "runtime/cuda/shared_library.h"
+#include "runtime/cuda/versions.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -9,14 +10,12 @@ namespace {
 
 constexpr size_t oldest_cublaslt = 120800;  ///< as cublasLtGetVersion counts: 10000 * major + 100 * minor + patch
 
-std::string cublaslt_version_text(size_t version) { return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100); }
-
 }  // namespace
 
 void check_cublaslt_version(size_t found) {
   if (found < oldest_cublaslt)
-    fail<UnsupportedError>("cuda", "found: cuBLASLt {}; needed: {} or newer, for matrix products; allowed: a newer one in LD_LIBRARY_PATH, or cpu", cublaslt_version_text(found),
-                           cublaslt_version_text(oldest_cublaslt));
+    fail<UnsupportedError>("cuda", "found: cuBLASLt {}; needed: {} or newer, for matrix products; allowed: a newer one in LD_LIBRARY_PATH, or cpu", library_version_text(found),
+                           library_version_text(oldest_cublaslt));
 }
 
 const CublasLt& cublaslt() {

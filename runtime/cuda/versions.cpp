@@ -23,6 +23,8 @@ int runtime_version() {
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
+std::string library_version_text(size_t version) { return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100); }
+
 std::string version_problem(int driver, int runtime) {
   if (runtime < oldest_toolkit) return fmt::format("found: CUDA runtime {}; needed: {} or newer", version_text(runtime), version_text(oldest_toolkit));
   if (driver == 0) return fmt::format("found: no CUDA driver; needed: one for CUDA {}.0 or newer, and a device", runtime / 1000);

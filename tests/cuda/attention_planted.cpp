@@ -7,11 +7,7 @@ namespace quire::test {
 
 BOOST_AUTO_TEST_SUITE(cuda_attention_planted)
 
-BOOST_AUTO_TEST_CASE(nothing_shows_where_nothing_is_planted) {
-  const ProgramOutcome outcome = run_program("planted_attention", "none");
-  BOOST_TEST(outcome.exit_code == 0, outcome.output);
-  BOOST_TEST(outcome.output == "right\n");
-}
+BOOST_AUTO_TEST_CASE(nothing_shows_where_nothing_is_planted) { check_right("planted_attention"); }
 
 BOOST_AUTO_TEST_CASE(bugs_in_the_kernels_are_caught) {
   struct Bug { const char *name, *shows; };

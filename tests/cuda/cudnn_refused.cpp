@@ -1,6 +1,7 @@
 // What cuDNN's attention does not do: refused with the reason, or done by `block` by rule.
 #include "cuda/cudnn_case.h"
 #include "runtime/cuda/shared_library.h"
+#include "runtime/cuda/versions.h"
 
 namespace quire::test {
 namespace {
@@ -26,7 +27,7 @@ BOOST_FIXTURE_TEST_SUITE(cuda_cudnn_refused, RefusedTest)
 BOOST_AUTO_TEST_CASE(the_library_is_missing_or_too_old) {
   check_cudnn_version(91100);
   for (const size_t old : {80907, 90100, 91002})
-    check_error<UnsupportedError>([&] { check_cudnn_version(old); }, {"[cuda]", "found: cuDNN " + cudnn_version_text(old), "needed: 9.11.0", "\"block\""});
+    check_error<UnsupportedError>([&] { check_cudnn_version(old); }, {"[cuda]", "found: cuDNN " + library_version_text(old), "needed: 9.11.0", "\"block\""});
   emulation::Settings settings = emulation::settings();
   settings.libraries = false;
   emulation::set(settings);

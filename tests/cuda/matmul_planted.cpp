@@ -8,11 +8,7 @@ namespace quire::test {
 BOOST_AUTO_TEST_SUITE(cuda_matmul_planted)
 
 BOOST_AUTO_TEST_CASE(nothing_shows_where_nothing_is_planted) {
-  for (const char* kernel : {"mma", "wgmma"}) {
-    const ProgramOutcome outcome = run_program("planted_matmul", std::string(kernel) + " none");
-    BOOST_TEST(outcome.exit_code == 0, outcome.output);
-    BOOST_TEST(outcome.output == "right\n");
-  }
+  for (const char* kernel : {"mma", "wgmma"}) check_right("planted_matmul", std::string(kernel) + " none");
 }
 
 BOOST_AUTO_TEST_CASE(every_bug_is_caught) {

@@ -1,5 +1,6 @@
 // Sums and sums of squares on the emulated device.
 #include "cuda/kernel_case.h"
+#include "ops/reduce_case.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -19,12 +20,7 @@ void check(Rank& rank, int64_t count, int64_t shift = 0) {
   std::mt19937_64 random(static_cast<uint64_t>(count));
   const auto x = random_values<T>(random, count, 10);
   for (const int power : {1, 2}) {
-    Exact sum = 0, magnitude = 0;
-    for (const T v : x) {
-      const Exact term = power == 1 ? static_cast<Exact>(to_double(v)) : static_cast<Exact>(to_double(v)) * to_double(v);
-      sum += term;
-      magnitude += std::abs(term);
-    }
+    const auto [sum, magnitude] = literal_sum(x, power);
     BOOST_TEST(std::abs(reduce(rank, x, power, shift) - sum) <= 1e-14L * magnitude, "count " << count << " power " << power);
   }
 }

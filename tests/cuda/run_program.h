@@ -28,4 +28,11 @@ inline ProgramOutcome run_program(const std::string& program, const std::string&
   return run_command("TSAN_OPTIONS=halt_on_error=1:history_size=7 " QUIRE_BUILD_ROOT "/tests/cuda/" + program + " " + argument + " 2>&1");
 }
 
+/// Control: without a bug the program computes what is right.
+inline void check_right(const std::string& program, const std::string& argument = "none") {
+  const ProgramOutcome outcome = run_program(program, argument);
+  BOOST_TEST(outcome.exit_code == 0, outcome.output);
+  BOOST_TEST(outcome.output == "right\n");
+}
+
 }  // namespace quire::test

@@ -1,5 +1,5 @@
 // Sums and sums of squares in f64.
-#include "ops/kernel_test.h"
+#include "ops/reduce_case.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -19,12 +19,7 @@ void check_all() {
   for (const int64_t count : {0, 1, 3, 17, 4095, 4096, 4097, 32769, 100001}) {
     const auto x = random_values<T>(random, count, 10);
     for (const int power : {1, 2}) {
-      Exact sum = 0, magnitude = 0;
-      for (const T v : x) {
-        const Exact term = power == 1 ? static_cast<Exact>(to_double(v)) : static_cast<Exact>(to_double(v)) * to_double(v);
-        sum += term;
-        magnitude += std::abs(term);
-      }
+      const auto [sum, magnitude] = literal_sum(x, power);
       for (const ThreadRanks& ranks : every_rank()) {
         const double result = reduce(ranks.one(), x, power);
         BOOST_TEST(std::abs(result - sum) <= 1e-14L * magnitude, ranks.instruction_set << " count " << count << " power " << power);
