@@ -4,6 +4,7 @@
 
 #include "cuda/layouts.h"
 #include "faults/layout_case.h"
+#include "ops/boundary_table.h"
 #include "parallel/boundary_record.h"
 #include "runtime/accelerator.h"
 
@@ -106,6 +107,58 @@ BOOST_AUTO_TEST_CASE(other_boundaries_with_activations_are_refused_by_every_rank
       BOOST_TEST(!seen.changed);
       BOOST_TEST(bit_difference(run, whole) == "", "word " << word << ", cp " << cp);
     }
+  }
+}
+
+// That the step is refused hides what it computed with: here what a stage is about to work on is looked at.
+BOOST_AUTO_TEST_CASE(a_stage_works_with_the_boundaries_that_came) {
+  const emulation::Fresh fresh;
+  const auto corpus = layout_corpus();
+  const auto other_start = [](int32_t start) { return start == 0 ? 1 : 0; };  // of the last token, whose document another could be
+  for (const int64_t cp : {1, 2}) {
+    LayoutRunOptions options;
+    options.steps = 1;
+    options.evaluate = options.gradients = false;
+    options.wire = [&](Rank& rank, int) {
+      WireHooks hooks;
+      hooks.change = [&rank, other_start](const Tensor& message, int, const MessageLabel& label) {
+        if (label.kind != MessageKind::boundaries || label.stage != 1) return message;
+        std::vector<int32_t> words = message.to_vector<int32_t>();
+        words.back() = other_start(words.back());
+        return Tensor::from<int32_t>(rank, message.shape(), words, Category::data);
+      };
+      return hooks;
+    };
+    std::mutex mutex;
+    int looked = 0, mismatches = 0;
+    options.step = [&](Trainer& trainer, const LoadedStep& batch) {
+      Rank& rank = trainer.rank();
+      PipelineWork work;
+      work.microbatches = batch.microbatches;
+      work.begun = [&](int64_t stage, int64_t, const Microbatch& microbatch) {
+        if (stage != 1) return;
+        const auto tokens = static_cast<size_t>(microbatch.size());
+        std::vector<int32_t> due(microbatch.documents.starts().begin(), microbatch.documents.starts().end()), start(tokens), positions;
+        due.back() = other_start(due.back());
+        for (size_t i = 0; i < tokens; ++i) positions.push_back(microbatch.documents.indices()[i] - due[i]);
+        rank.accelerator()->download(microbatch.runs->table(rank, microbatch.size()).start, start.data(), microbatch.size() * 4);
+        const auto* const context = dynamic_cast<const ContextWork*>(microbatch.work.get());
+        const std::lock_guard lock(mutex);
+        BOOST_TEST((start == due));
+        BOOST_TEST((microbatch.positions.to_vector<int32_t>() == positions));
+        BOOST_TEST((cp == 1 || (context != nullptr && context->own_runs == microbatch.runs)));
+        ++looked;
+      };
+      work.hidden = [](int64_t, const Tensor&, const Microbatch&) {};
+      trainer.pipeline().forward(work);
+      const bool seen = trainer.pipeline().take_mismatch().has_value();
+      const std::lock_guard lock(mutex);
+      mismatches += seen;
+      return StepResult{};
+    };
+    run_layout(small_layout("cuda", 2, cp, 1), corpus, options);
+    BOOST_TEST(looked == 4 * cp);
+    BOOST_TEST(mismatches >= 1);
   }
 }
 
