@@ -171,7 +171,8 @@ BOOST_AUTO_TEST_CASE(other_boundaries_with_keys_are_refused_by_every_rank) {
     // The microbatch whose first keys travel: one with a document across the cut.
     ContextPlanner planner(2, context_sharing(config).options);
     int64_t microbatch = -1;
-    for (const HostBatch& host : loaded_steps(config, corpus, 1)[0].microbatches)
+    const std::vector<LoadedStep> loaded = loaded_steps(config, corpus, 1);
+    for (const HostBatch& host : loaded[0].microbatches)
       if (microbatch < 0 && (planner.plan(host.documents)->exchange == ContextExchange::heads || !planner.plan(host.documents)->exchanges.at(0).steps.empty())) microbatch = host.index;
     BOOST_REQUIRE(microbatch >= 0);
     Refused seen;
