@@ -216,15 +216,26 @@ class NcclCommunicator final : public Communicator {
   void make_communicators(const std::vector<Making>& makings) {
     job_->device().stream();
     std::vector<ncclConfig_t> configs(makings.size(), ncclConfig_t NCCL_CONFIG_INITIALIZER);
-    NcclGroup group;
-    for (size_t i = 0; i < makings.size(); ++i) {
-      const Making& each = makings[i];
-      configs[i].blocking = 1;
-      configs[i].minCTAs = 1;
-      configs[i].maxCTAs = each.blocks;
-      check_nccl(nccl().ncclCommInitRankConfig(each.link->place(), each.link->size(), each.id, each.rank, &configs[i]), "ncclCommInitRankConfig");
+    std::vector<ncclComm_t> made(makings.size(), nullptr);  // NCCL writes there until the group has ended; the watching thread sees what links have taken
+    const auto hand_over = [&] {
+      for (size_t i = 0; i < makings.size(); ++i) makings[i].link->take(made[i]);
+    };
+    try {
+      NcclGroup group;
+      for (size_t i = 0; i < makings.size(); ++i) {
+        const Making& each = makings[i];
+        configs[i].blocking = 1;
+        configs[i].minCTAs = 1;
+        configs[i].maxCTAs = each.blocks;
+        check_nccl(nccl().ncclCommInitRankConfig(&made[i], each.link->size(), each.id, each.rank, &configs[i]), "ncclCommInitRankConfig");
+        each.link->take(made[i]);  // an error elsewhere can end it while it waits for the other ranks
+      }
+      group.end();
+    } catch (...) {
+      hand_over();
+      throw;
     }
-    group.end();
+    hand_over();
   }
 
   /// NCCL connects two ranks with their first message, and the host waits for it: here, where all ranks are, and not later.

@@ -25,6 +25,13 @@ NcclLink::~NcclLink() {
   if (owns_stream_) cudaStreamDestroy(stream_);
 }
 
+void NcclLink::take(ncclComm_t made) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool known = made == std::exchange(taken_, made);
+  if (!aborted_) communicator_ = made;
+  else if (!known && made != nullptr) nccl().ncclCommAbort(made);
+}
+
 void NcclLink::close() noexcept {
   const std::lock_guard lock(mutex_);
   if (communicator_ != nullptr) nccl().ncclCommDestroy(std::exchange(communicator_, nullptr));
@@ -39,6 +46,7 @@ ncclResult_t NcclLink::asynchronous_error() {
 }
 
 void NcclLink::abort() noexcept {
+  aborted_ = true;
   std::unique_lock lock(mutex_, std::defer_lock);
   for (const Clock::time_point end = Clock::now() + patience_with_a_call; !lock.try_lock() && Clock::now() < end;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (communicator_ != nullptr) nccl().ncclCommAbort(std::exchange(communicator_, nullptr));

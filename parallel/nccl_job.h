@@ -27,8 +27,8 @@ class NcclLink {
 
   int size() const { return size_; }
   cudaStream_t stream() const { return stream_; }
-  /// For ncclCommInitRankConfig.
-  ncclComm_t* place() { return &communicator_; }
+  /// What ncclCommInitRankConfig has made so far, or has taken back. Ends it where `abort` came first.
+  void take(ncclComm_t made) noexcept;
   /// Calls `use(communicator)`, at the same time as no abort. Throws AbortedError after one.
   template <class Use>
   void with(Use&& use) {
@@ -48,7 +48,8 @@ class NcclLink {
   const bool owns_stream_;
   cudaStream_t stream_;
   std::mutex mutex_;
-  ncclComm_t communicator_ = nullptr;
+  ncclComm_t communicator_ = nullptr, taken_ = nullptr;
+  std::atomic<bool> aborted_{false};
 };
 
 /// Messages that one group of NCCL's carries, from their posting on.

@@ -79,8 +79,7 @@ ncclResult_t make_between_processes(const std::vector<Making>& makings) {
 }
 
 /// Joins all, then waits for the others of each.
-ncclResult_t make(const std::vector<Making>& makings) {
-  if (settings().ranks_are_processes) return make_between_processes(makings);
+ncclResult_t make_between_threads(const std::vector<Making>& makings) {
   const Quiet quiet;
   const std::lock_guard<Lock> guard(state().lock);
   std::vector<std::shared_ptr<World>> worlds;
@@ -114,6 +113,12 @@ ncclResult_t make(const std::vector<Making>& makings) {
     *makings[i].place = new ncclComm{std::move(member)};
   }
   return ncclSuccess;
+}
+
+ncclResult_t make(const std::vector<Making>& makings) {
+  const ncclResult_t result = settings().ranks_are_processes ? make_between_processes(makings) : make_between_threads(makings);
+  for (const Making& each : makings) wrote(each.place, sizeof *each.place);
+  return result;
 }
 
 ncclResult_t end_of(ncclResult_t result) {

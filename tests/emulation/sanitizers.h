@@ -26,6 +26,7 @@ void AnnotateIgnoreWritesBegin(const char*, int);
 void AnnotateIgnoreWritesEnd(const char*, int);
 void AnnotateIgnoreSyncBegin(const char*, int);
 void AnnotateIgnoreSyncEnd(const char*, int);
+void __tsan_write_range(void*, unsigned long);
 }
 #endif
 #ifdef EMULATION_ADDRESS_SANITIZER
@@ -66,6 +67,13 @@ inline void release([[maybe_unused]] void* address) {
 inline void acquire([[maybe_unused]] void* address) {
 #ifdef EMULATION_THREAD_SANITIZER
   __tsan_acquire(address);
+#endif
+}
+
+/// A library's function has written to the caller's memory: ThreadSanitizer looks at this, too. Without effect inside a `Quiet`.
+inline void wrote([[maybe_unused]] void* address, [[maybe_unused]] size_t bytes) {
+#ifdef EMULATION_THREAD_SANITIZER
+  __tsan_write_range(address, bytes);
 #endif
 }
 
