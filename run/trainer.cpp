@@ -303,6 +303,7 @@ StepResult Trainer::collect() {
   StepResult& result = step.result;
   if (step.report.defined()) {
     const std::vector<double> report = step.report.values<double>();
+    groups_.world->poll();  // of ranks that were ended meanwhile, messages end with nothing in their memory
     const auto ranks = static_cast<size_t>(groups_.world->size());
     set_counts(result, std::span(report).subspan(ranks));
     try {
@@ -364,6 +365,7 @@ Evaluation Trainer::evaluate(std::shared_ptr<const Corpus> corpus, int64_t steps
   const Tensor global = Tensor::from<double>(rank_, {static_cast<int64_t>(sums.size())}, sums, Category::other);
   groups_.world->all_reduce(rank_, global, Reduction::sum, {MessageKind::control, steps_done_, -1, -1});
   sums = global.to_vector<double>();
+  groups_.world->poll();  // as in `collect`
   Evaluation result;
   refuse_mismatches(std::span<const double>(sums).subspan(2), fmt::format("of the evaluation after step {} than the plan has", steps_done_));
   result.nats = sums[0];

@@ -1,6 +1,8 @@
 // What may go wrong between emulated devices, and layouts with little to do: boundaries that are not the plan's are refused by every rank a step late, no step reads anything on the
 // host, ranks without work, documents of one token and odd lengths train as the CPU's.
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "cuda/layouts.h"
 #include "faults/layout_case.h"
@@ -214,6 +216,38 @@ BOOST_AUTO_TEST_CASE(an_evaluation_over_other_boundaries_is_refused_and_nothing_
   const LayoutRun run = run_layout(config, corpus, options);
   BOOST_TEST(!seen.changed);
   BOOST_TEST(!run.steps.at(0).skipped);
+}
+
+// What an ended message leaves in memory would read as boundaries that differ.
+BOOST_AUTO_TEST_CASE(ranks_that_are_ended_within_a_step_say_why) {
+  const emulation::Fresh fresh;
+  std::atomic<bool> submitted = false;
+  std::string said = "nothing";
+  LayoutRunOptions options;
+  options.steps = 1;
+  options.step = [&](Trainer& trainer, const LoadedStep& batch) {
+    Communicator& world = *trainer.groups().world;
+    trainer.begin_step();
+    trainer.forward_backward(batch);
+    if (world.rank() == 1) {
+      while (!submitted) {
+        world.poll();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      world.abort("enough");
+      world.poll();
+    }
+    trainer.submit();
+    submitted = true;
+    try {
+      return trainer.collect();
+    } catch (const Error& error) {
+      said = error.what();
+      throw;
+    }
+  };
+  check_error<AbortedError>([&] { run_layout(small_layout("cuda", 1, 1, 2), layout_corpus(), options); }, {"enough"});
+  BOOST_TEST(said.find("enough") != std::string::npos, said);
 }
 
 BOOST_AUTO_TEST_CASE(no_rank_reads_anything_on_the_host_inside_a_step) {
