@@ -18,16 +18,16 @@ int64_t padded(int64_t elements) { return (elements + alignment - 1) / alignment
 
 Parameter& ParameterSet::add(std::string name, const Shape& shape, double init_std) {
   if (allocated_) fail<StateError>("parameters", "'{}' declared after allocate", name);
-  for (const auto* list : {&list_, &absent_})
-    for (const Parameter& other : *list)
-      if (other.name == name) fail<StateError>("parameters", "'{}' is declared twice", name);
+  if (by_name_.contains(name)) fail<StateError>("parameters", "'{}' is declared twice", name);
   Parameter parameter;
   parameter.index = declared();
   parameter.name = std::move(name);
   parameter.shape = shape;
   parameter.decay = shape.dims() > 1;
   parameter.init_std = init_std;
-  return (holding_ ? list_ : absent_).emplace_back(std::move(parameter));
+  Parameter& added = (holding_ ? list_ : absent_).emplace_back(std::move(parameter));
+  by_name_.emplace(added.name, holding_ ? &added : nullptr);
+  return added;
 }
 
 void ParameterSet::allocate(Rank& rank, DType dtype, bool gradients) {
@@ -117,11 +117,9 @@ Tensor ParameterSet::gradient_range(size_t first, size_t last) const {
 }
 
 Parameter& ParameterSet::find(std::string_view name) {
+  if (const auto found = by_name_.find(std::string(name)); found != by_name_.end() && found->second != nullptr) return *found->second;
   std::vector<std::string> names;
-  for (Parameter& p : list_) {
-    if (p.name == name) return p;
-    names.push_back(p.name);
-  }
+  for (const Parameter& p : list_) names.push_back(p.name);
   const std::string near = nearest(name, names);
   fail<ConfigError>("parameters", "no parameter '{}'{}", name, near.empty() ? "" : "; nearest: " + near);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <string_view>
+#include <unordered_map>
 
 #include "runtime/tape.h"
 
@@ -54,6 +55,7 @@ class ParameterSet {
 
  private:
   std::deque<Parameter> list_, absent_;
+  std::unordered_map<std::string, Parameter*> by_name_;  ///< null for one that is only declared; models may have a hundred thousand
   bool holding_ = true;
   DType dtype_ = DType::f32;
   bool allocated_ = false;

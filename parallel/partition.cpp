@@ -21,9 +21,10 @@ std::vector<std::vector<double>> best_cuts(const std::vector<double>& before, in
   best[0][n] = 0;
   for (size_t k = 1; k < best.size(); ++k)
     for (size_t i = 0; i < n; ++i)
-      for (size_t j = i + 1; j <= n; ++j) {
+      for (size_t j = k == 1 ? n : i + 1; j <= n; ++j) {  // the last stage has all that is left
         const double cost = before[j] - before[i];
-        if (best[k - 1][j] < infinite && cost <= limit) best[k][i] = std::min(best[k][i], combine(cost, best[k - 1][j]));
+        if (cost > limit || combine(cost, 0) > best[k][i]) break;  // more layers cost more
+        if (best[k - 1][j] < infinite) best[k][i] = std::min(best[k][i], combine(cost, best[k - 1][j]));
       }
   return best;
 }

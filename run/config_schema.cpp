@@ -180,7 +180,7 @@ std::string plain(double value) {
 
 std::string range_text(const ConfigKey& key, const char* noun) {
   if (key.above_least) return fmt::format("{} above {}", noun, plain(key.least));
-  if (key.most == unlimited || key.most == most_count) return fmt::format("{} of {} or more", noun, plain(key.least));
+  if (key.most == unlimited) return fmt::format("{} of {} or more", noun, plain(key.least));
   return fmt::format("{} from {} to {}{}", noun, plain(key.least), key.below_most ? "below " : "", plain(key.most));
 }
 

@@ -90,7 +90,7 @@ std::map<std::string, std::string> stored_choices(const std::string& path, FileS
   const nlohmann::json object = nlohmann::json::parse(read_text(fs, name), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) fail<DataError>(name, "not a JSON object; allowed: the file that a run wrote, or none");
   for (const auto& [key, value] : object.items()) {
-    if (!value.is_string()) fail<DataError>(name, "key \"{}\" is not a text", key);
+    if (!value.is_string()) fail<DataError>(name, "key \"{}\" is not a text; allowed: the file that a run wrote, or none", key);
     all[key] = value.get<std::string>();
   }
   return all;

@@ -1,13 +1,21 @@
 // Choosing a kernel: per operation an ordered list, best first, the reference last.
 #pragma once
+#include <string_view>
+#include <vector>
+
 #include "runtime/kernel.h"
 #include "runtime/profile.h"
 #include "runtime/rank.h"
 
 namespace quire {
 
-/// Throws UnsupportedError: no kernel of `op` for these arguments on this device, with what was asked.
-[[noreturn]] void no_kernel(Rank& rank, std::string_view op);
+/// An operation's kernel on a device, and whether it can run the arguments at hand.
+struct KernelChoice {
+  std::string_view name;
+  bool can_run;
+};
+/// Throws: no kernel of `op` for these arguments on this device. ConfigError for one that `RankOptions::kernels` names and that is not among them, else UnsupportedError; both name those that can.
+[[noreturn]] void no_kernel(Rank& rank, std::string_view op, const std::vector<KernelChoice>& kernels);
 
 /// What a profile calls an operation: its `op`, or what its arguments say of themselves (products tell their forms apart).
 template <class Args>
@@ -31,7 +39,9 @@ void dispatch(Rank& rank, const Args& args) {
     kernel.run(rank, args);
     return;
   }
-  no_kernel(rank, Args::op);
+  std::vector<KernelChoice> kernels;
+  for (const Kernel<Args>& kernel : list) kernels.push_back({kernel.name, kernel.can_run(args)});
+  no_kernel(rank, Args::op, kernels);
 }
 
 }  // namespace quire

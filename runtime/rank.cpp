@@ -36,11 +36,20 @@ void Rank::note_kernel(std::string_view op, std::string_view kernel) {
   else if (found->second != kernel) found->second = kernel;
 }
 
-void no_kernel(Rank& rank, std::string_view op) {
+void no_kernel(Rank& rank, std::string_view op, const std::vector<KernelChoice>& kernels) {
+  std::vector<std::string> able;
+  bool exists = false;
   const auto& wanted = rank.options().kernels;
   const auto named = wanted.find(op);
-  if (named != wanted.end()) fail<UnsupportedError>(op, "the kernel '{}' asked for does not exist or can not run this on {}", named->second, to_string(rank.device()));
-  fail<UnsupportedError>(op, "no kernel on {} for these arguments", to_string(rank.device()));
+  for (const KernelChoice& kernel : kernels) {
+    if (kernel.can_run) able.emplace_back(kernel.name);
+    exists = exists || (named != wanted.end() && named->second == kernel.name);
+  }
+  const std::string allowed = able.empty() ? "none" : fmt::format("{}", fmt::join(able, ", ")), device = to_string(rank.device());
+  if (named == wanted.end()) fail<UnsupportedError>(op, "no kernel on {} for these arguments", device);
+  if (exists) fail<UnsupportedError>(op, "the kernel '{}' that run.kernels asks for can not run this on {}; allowed: {}", named->second, device, allowed);
+  const std::string near = nearest(named->second, able);
+  fail<ConfigError>("run.kernels", "{} has no kernel '{}' on {}; allowed: {}{}", op, named->second, device, allowed, near.empty() ? "" : "; nearest: " + near);
 }
 
 }  // namespace quire

@@ -48,6 +48,13 @@ BOOST_AUTO_TEST_CASE(counts_every_call_under_its_name_with_the_time_it_took) {
   BOOST_TEST(into[0] == 7);  // four additions: the profile changes nothing
   profile.clear();
   BOOST_TEST(profile.entries().empty());
+  const std::vector<KernelChoice> kernels{{"quick", false}, {"packed", true}, {"reference", true}};
+  const auto refused = [&]<class E>(const char* wanted, std::initializer_list<std::string> parts) {
+    Rank other(RankOptions{.kernels = {{"matmul", wanted}}});
+    check_error<E>([&] { no_kernel(other, "matmul", kernels); }, parts);
+  };
+  refused.template operator()<UnsupportedError>("quick", {"[matmul]", "'quick'", "can not run this on cpu; allowed: packed, reference"});
+  refused.template operator()<ConfigError>("pakked", {"matmul has no kernel 'pakked' on cpu; allowed: packed, reference; nearest: packed"});
 }
 
 BOOST_AUTO_TEST_CASE(tells_the_forms_of_products_apart) {
@@ -70,7 +77,9 @@ BOOST_AUTO_TEST_CASE(an_operation_that_no_kernel_can_run_is_not_counted) {
   Profile profile;
   rank.set_profile(&profile);
   std::vector<float> x{1};
-  check_error<UnsupportedError>([&] { dispatch(rank, AddArgs{DType::f32, 1, x.data(), x.data()}); }, {"none of this name"});
+  std::string names;
+  for (const Kernel<AddArgs>& kernel : cpu_kernels<AddArgs>()) names += std::string(names.empty() ? "" : ", ") + kernel.name;
+  check_error<ConfigError>([&] { dispatch(rank, AddArgs{DType::f32, 1, x.data(), x.data()}); }, {"[run.kernels]", "add has no kernel 'none of this name' on cpu; allowed: " + names});
   BOOST_TEST(profile.entries().empty());
 }
 
