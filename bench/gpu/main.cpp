@@ -72,6 +72,20 @@ int finish(PhaseReport& report) {
   return report.failures() == 0 ? 0 : 1;
 }
 
+/// Whether NCCL takes two ranks on one device. Where it does not, its reason is the phase's finding, and nothing failed.
+bool connected(Communicator& world, Rank& rank, PhaseReport& report) {
+  try {
+    report.note(fmt::format("NCCL {}, two processes on one device by NCCL_HOSTID, over sockets of this machine.", nccl_version()));
+    connect_both_ways(world, rank);
+    return true;
+  } catch (const CommunicationError& error) {
+    report.note(fmt::format("NCCL does not allow it here: {}", error.what()));
+  } catch (const UnsupportedError& error) {
+    report.note(fmt::format("Not possible here: {}", error.what()));
+  }
+  return false;
+}
+
 /// Rank 0 speaks for both.
 int communicate(const Options& options) {
   prepare_cuda_connections();
@@ -79,15 +93,18 @@ int communicate(const Options& options) {
   if (world->size() != 2) fail<ConfigError>("gpu_report", "{} processes; needed: 2", world->size());
   PhaseReport report(world->rank() == 0 ? options.parts : "", "nccl", "NCCL between two processes on one device");
   try {
-    report.note(fmt::format("NCCL {}, two processes on one device by NCCL_HOSTID, over sockets of this machine.", nccl_version()));
     world = with_device_memory(std::move(world));
     Rank rank(RankOptions{.device = {DeviceKind::cuda, 0}, .memory_limit = int64_t{1} << 30});
-    try_communication(*world, rank, options.phases, report);
-    world.reset();
-  } catch (const CommunicationError& error) {
-    report.note(fmt::format("NCCL does not allow it here: {}", error.what()));
-  } catch (const UnsupportedError& error) {
-    report.note(error.what());
+    if (connected(*world, rank, report)) {
+      try_communication(*world, rank, options.phases, report);
+      const std::vector<std::string> failures = world->gather_texts(fmt::format("{}", report.failures()), {.purpose = "the report"});
+      if (world->rank() == 1 && report.failures() > 0) std::fprintf(stderr, "rank 1:\n%s\n", report.markdown().c_str());
+      if (world->rank() == 0 && failures[1] != "0") report.failure(fmt::format("rank 1 has failures, too ({}): see the log", failures[1]));
+      world.reset();
+    }
+  } catch (const std::exception& error) {
+    report.failure(error.what());
+    std::fprintf(stderr, "%s\n", error.what());
   }
   const int status = finish(report);
   std::fflush(nullptr);

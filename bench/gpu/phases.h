@@ -25,7 +25,9 @@ void run_checks(Rank& rank, const PhaseOptions& options, PhaseReport& report);
 void measure_kernels(Rank& rank, const PhaseOptions& options, PhaseReport& report);
 /// Forward and backward of a small model, whole steps of a large one.
 void measure_steps(Rank& rank, const PhaseOptions& options, PhaseReport& report);
-/// Messages and sums of tensors of the device between two ranks, each of which calls it.
+/// Lets two ranks send to each other. Throws CommunicationError where NCCL does not take their devices, UnsupportedError where there is no NCCL.
+void connect_both_ways(Communicator& world, Rank& rank);
+/// Messages and sums of tensors of the device between two connected ranks, each of which calls it.
 void try_communication(Communicator& world, Rank& rank, const PhaseOptions& options, PhaseReport& report);
 
 }  // namespace quire::gpu_report

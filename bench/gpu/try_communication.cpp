@@ -19,14 +19,17 @@ std::vector<float> values_of(int rank, int64_t count) {
 
 }  // namespace
 
-void try_communication(Communicator& world, Rank& rank, const PhaseOptions& options, PhaseReport& report) {
-  const int me = world.rank(), other = 1 - me;
+void connect_both_ways(Communicator& world, Rank& rank) {
   const std::array<int, 2> both_ways[] = {{0, 1}, {1, 0}};
   world.connect(rank, both_ways);
-  std::vector<Column> columns = {{"call", "call"}, {"bytes", "bytes"}, {"right", "right"}};
+}
+
+void try_communication(Communicator& world, Rank& rank, const PhaseOptions& options, PhaseReport& report) {
+  const int me = world.rank(), other = 1 - me;
+  std::vector<Column> columns = {{"call", "call"}, {"bytes", "bytes"}, {"right", "right"}, {"bandwidth", "GB/s each way"}};
   add_time_columns(columns);
-  report.table("communication", fmt::format("Two ranks, {}; each call five times, one after the other, of which the last three are timed.", world.name()), std::move(columns));
-  for (const int64_t count : {int64_t{1000}, options.tiny ? int64_t{3000} : int64_t{1} << 20}) {
+  report.table("communication", fmt::format("Two ranks, {}; each call five times, one after the other, of which the last three are timed. Bandwidth: bytes that one rank sends, by the median.", world.name()), std::move(columns));
+  for (const int64_t count : {int64_t{1000}, options.tiny ? int64_t{3000} : int64_t{1} << 20, options.tiny ? int64_t{40000} : int64_t{1} << 24}) {
     const std::vector<float> mine = values_of(me, count), theirs = values_of(other, count);
     std::vector<float> summed;
     for (size_t i = 0; i < mine.size(); ++i) summed.push_back(mine[i] + theirs[i]);
@@ -35,7 +38,7 @@ void try_communication(Communicator& world, Rank& rank, const PhaseOptions& opti
       // As many samples as are asked for, whatever the time: both ranks call as often.
       const std::vector<double> seconds = device_seconds(rank, {1, 3, 1e9}, work);
       const bool right = to.to_vector<float>() == expected;
-      std::vector<Cell> cells = {name, Cell(static_cast<double>(count) * 4, 0), right ? "yes" : "no"};
+      std::vector<Cell> cells = {name, Cell(static_cast<double>(count) * 4, 0), right ? "yes" : "no", Cell(static_cast<double>(count) * 4e-9 / bench::median_of(seconds), 3)};
       add_times(cells, seconds);
       report.row(std::move(cells));
       if (!right) report.failure(fmt::format("rank {}: {} of {} bytes gave other values than the two ranks hold", me, name, count * 4));

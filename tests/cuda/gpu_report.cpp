@@ -131,8 +131,8 @@ BOOST_AUTO_TEST_CASE(every_phase_runs_and_leaves_its_tables) {
   if (emulation::address_sanitizer || emulation::thread_sanitizer) return;  // the program is another process, which they make slow
   Scratch scratch;
   const ProgramResult result = run_program({QUIRE_SOURCE_ROOT "/tools/gpu_report", "--program", QUIRE_BUILD_ROOT "/bench/gpu/gpu_report", "--shapes", "tiny", "--out", scratch.path("out"), "--build",
-                                            scratch.path("build"), "--phases", "goldens,tests,kernels,steps", "--limit", "goldens=300", "--limit", "tests=300", "--limit", "kernels=300", "--limit",
-                                            "steps=300"},
+                                            scratch.path("build"), "--phases", "goldens,tests,kernels,steps,nccl", "--limit", "goldens=300", "--limit", "tests=300", "--limit", "kernels=300", "--limit",
+                                            "steps=300", "--limit", "nccl=300"},
                                            {.patience_seconds = 900});
   BOOST_TEST(result.status == 0, result.out << result.err << contents_of(scratch.path("out/log.txt")) << contents_of(scratch.path("out/report.md")));
   const nlohmann::json report = nlohmann::json::parse(contents_of(scratch.path("out/report.json")));
@@ -159,8 +159,39 @@ BOOST_AUTO_TEST_CASE(every_phase_runs_and_leaves_its_tables) {
   BOOST_TEST(tables["large_model"][0]["host_reads"] == 0);
   BOOST_TEST(tables["large_model"][0]["last_loss"].get<double>() < tables["large_model"][0]["first_loss"].get<double>());
   BOOST_TEST(tables["large_model"][0]["predicted_gib"].get<double>() > 0);
+  if (!nccl_is_built()) return;
+  // Bytes went from process to process, arrived, and took a time.
+  std::map<std::string, int> calls;
+  for (const auto& row : tables["communication"]) {
+    BOOST_TEST(row["right"] == "yes", row.dump());
+    BOOST_TEST((row["bandwidth"].get<double>() > 0 && row["milliseconds"].get<double>() > 0), row.dump());
+    ++calls[row["call"].get<std::string>()];
+  }
+  BOOST_TEST((calls == std::map<std::string, int>{{"all-reduce", 3}, {"send and receive, each through its channel", 3}, {"sends and receives in one group", 3}}));
   // This device's own golden outputs are a golden file.
   BOOST_TEST(differences(read_goldens(scratch.path("out/goldens.txt")), read_goldens(golden_file)).empty());
+}
+
+// Two processes of one host on one device are what NCCL refuses: without NCCL_HOSTID, by which tools/gpu_report makes them two hosts.
+BOOST_AUTO_TEST_CASE(what_nccl_does_not_allow_is_the_phases_finding_with_its_reason) {
+  if (!nccl_is_built() || emulation::address_sanitizer || emulation::thread_sanitizer) return;
+  for (const auto& [machine, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+         {"devices=1", {"NCCL does not allow it here: [nccl] ncclGroupEnd: invalid usage", "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0"}},
+         {"missing=libnccl", {"[cuda] libnccl.so.2, needed for several ranks on devices, can not be loaded"}},
+         {"nccl_version=21703", {"found: NCCL 2.17.3; needed: 2.18.1"}}}) {
+    Scratch scratch;
+    const auto command = [&](int rank) {
+      return std::vector<std::string>{"/usr/bin/env", fmt::format("RANK={}", rank), "WORLD_SIZE=2", "QUIRE_EMULATION=" + machine, "QUIRE_MASTER_FILE=" + scratch.path("meeting"),
+                                      QUIRE_BUILD_ROOT "/bench/gpu/gpu_report", "nccl", "--shapes", "tiny", "--parts", scratch.path("")};
+    };
+    Program second(command(1)), first(command(0));
+    const ProgramResult result = first.wait();
+    BOOST_TEST(result.status == 0, machine << ": " << result.out << result.err);  // nothing of ours failed
+    BOOST_TEST(second.wait().status == 0);
+    const std::string found = contents_of(scratch.path("nccl.md"));
+    for (const std::string& part : parts) BOOST_TEST(found.find(part) != std::string::npos, found << " lacks " << part);
+    BOOST_TEST(nlohmann::json::parse(contents_of(scratch.path("nccl.json")))["tables"].empty());
+  }
 }
 
 // The last phase's two processes, as threads with a device each.
@@ -170,12 +201,13 @@ BOOST_AUTO_TEST_CASE(two_ranks_exchange_and_add_tensors_of_devices) {
   for (int rank = 0; rank < 2; ++rank) reports.push_back(std::make_unique<PhaseReport>("", "nccl", "NCCL"));
   run_local_on_devices(2, {}, [&](Communicator& world) {
     Rank rank(RankOptions{.device = {DeviceKind::cuda, world.rank()}});
+    connect_both_ways(world, rank);
     try_communication(world, rank, {.tiny = true}, *reports[static_cast<size_t>(world.rank())]);
   });
   for (const auto& report : reports) {
     BOOST_TEST(report->failures() == 0, report->markdown());
     const nlohmann::json rows = nlohmann::json::parse(report->json())["tables"]["communication"];
-    BOOST_TEST(rows.size() == 6);
+    BOOST_TEST(rows.size() == 9);
     for (const auto& row : rows) BOOST_TEST(row["right"] == "yes", row.dump());
   }
 }

@@ -104,6 +104,11 @@ cudnnBackendDescriptor_t described_device() {
   return made;
 }
 
+size_t version() {
+  const int said = settings().cudnn_version;
+  return said != 0 ? static_cast<size_t>(said) : EMULATION_REAL(cudnnGetVersion)();
+}
+
 cudnnStatus_t create_handle(cudnnHandle_t* handle) {
   if (const cudnnStatus_t failed = planned_status("cudnnCreate"); failed != CUDNN_STATUS_SUCCESS) return failed;
   *handle = reinterpret_cast<cudnnHandle_t>(new Handle);
@@ -321,6 +326,7 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
 /// The functions that stand in place of the real library's.
 void* stand_in(const std::string& name) {
   static const std::map<std::string, void*> functions = {
+      {"cudnnGetVersion", reinterpret_cast<void*>(&version)},
       {"cudnnCreate", reinterpret_cast<void*>(&create_handle)},
       {"cudnnDestroy", reinterpret_cast<void*>(&destroy_handle)},
       {"cudnnSetStream", reinterpret_cast<void*>(&set_stream)},

@@ -24,6 +24,8 @@ struct Settings {
   int major = 9, minor = 0, multiprocessors = 132;
   size_t memory = size_t{16} << 30;  ///< bytes of each device
   bool libraries = true;             ///< whether cuBLASLt, cuDNN and NCCL are there
+  std::string missing;               ///< the one that is not, as its file's name begins: `libcudnn`
+  int cudnn_version = 0, nccl_version = 0;  ///< that the libraries say they are; 0: their own
   bool cudnn_plans = false;          ///< whether cuDNN compiles its plans, a second each; else engines are looked for alone
   int communication_patience = 20000;  ///< milliseconds after which a message that waits while no stream works fails as deadlocked; 0: waits for ever, as NCCL does
   bool ranks_are_processes = false;    ///< NCCL's ranks are processes of this machine, not threads of this one
@@ -32,6 +34,10 @@ struct Settings {
 };
 Settings settings();
 void set(const Settings& settings);
+/// What a process begins with: the defaults, and what QUIRE_EMULATION says of them, so that whole programs can be run on another machine: `devices=2,missing=libcudnn`. Names: devices, major,
+/// memory_mib, missing, cudnn_plans, cudnn_version, nccl_version, communication_patience, ranks_are_processes (where not named: whether this process was started as one rank of several). Throws
+/// std::runtime_error for what means nothing.
+Settings settings_of_environment();
 /// The settings as they are when a test begins.
 void order(Order order, uint64_t seed = 1);
 

@@ -22,14 +22,17 @@ Library library_of(const std::string& file) {
 namespace quire {
 
 // The emulated loader. `handle_` is never given to the system's.
-SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& purpose) : name_(names.front()), purpose_(purpose) {
-  if (emulation::settings().libraries && emulation::library_of(name_).present()) return;
-  fail<UnsupportedError>("cuda", "{} is not found; it is needed for {}", name_, purpose);
+SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& purpose, const std::string& otherwise)
+    : name_(names.front()), purpose_(purpose), otherwise_(otherwise) {
+  const emulation::Settings settings = emulation::settings();
+  const bool missing = !settings.libraries || (!settings.missing.empty() && name_.starts_with(settings.missing));
+  if (!missing && emulation::library_of(name_).present()) return;
+  library_is_missing(name_, purpose, name_ + ": the emulated machine has none", otherwise);
 }
 
 void* SharedLibrary::symbol(const char* name) const {
   void* const function = emulation::library_of(name_).function(name);
-  if (function == nullptr) fail<UnsupportedError>("cuda", "{} has no {}, which {} need; a newer library is needed", name_, name, purpose_);
+  if (function == nullptr) library_is_too_old(name_, purpose_, name, otherwise_);
   return function;
 }
 

@@ -33,11 +33,13 @@ struct OpenGroup {
   ncclResult_t error = ncclSuccess;
 };
 thread_local OpenGroup open_group;
+thread_local std::string last_error;
 
 ncclResult_t planned(const char* function) { return static_cast<ncclResult_t>(planned_failure(function)); }
 
 ncclResult_t get_version(int* version) {
-  *version = NCCL_VERSION_CODE;
+  const int said = settings().nccl_version;
+  *version = said != 0 ? said : NCCL_VERSION_CODE;
   return planned("ncclGetVersion");
 }
 
@@ -58,7 +60,7 @@ ncclResult_t make_between_processes(const std::vector<Making>& makings) {
     std::replace(name.begin(), name.end(), ' ', '-');
     world->size = each.size;
     world->devices.assign(static_cast<size_t>(each.size), -1);
-    world->shared = SharedWorld::join(name, each.size, each.rank);
+    world->shared = SharedWorld::join(name, each.size, each.rank, each.device);
     if (world->shared == nullptr) return ncclInvalidUsage;
     worlds.push_back(std::move(world));
   }
@@ -69,6 +71,7 @@ ncclResult_t make_between_processes(const std::vector<Making>& makings) {
       if (patience > 0 && std::chrono::steady_clock::now() - since > std::chrono::milliseconds(patience)) return ncclSystemError;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    if (last_error = worlds[i]->shared->duplicate(); !last_error.empty()) return ncclInvalidUsage;
     auto member = std::make_shared<Member>();
     member->world = worlds[i];
     member->rank = makings[i].rank;
@@ -183,7 +186,7 @@ const char* get_error_string(ncclResult_t error) {
     default: return "unknown result code";
   }
 }
-const char* get_last_error(ncclComm_t) { return ""; }
+const char* get_last_error(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t group_start() {
   if (const ncclResult_t wrong = planned("ncclGroupStart"); wrong != ncclSuccess) return wrong;

@@ -290,6 +290,7 @@ void launch(const std::shared_ptr<Group>& group) {
     ++counted().message_groups;
   }
   group->place = group->stream->enqueue([group] { carry_out(group); }, true);  // before anything can find it
+  if (group->member->world->shared != nullptr) group->stream->demand(group->place);  // nobody here knows when the other process waits for it
   const Quiet quiet;
   for (const auto& message : group->messages) post(*message);
   state().changed.notify();

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <functional>
 
 namespace emulation::communication {
 
@@ -29,10 +32,12 @@ struct SharedWorld::Slot {
 struct SharedWorld::Shared {
   std::atomic<int> size, joined;
   std::atomic<pid_t> process[most_ranks];
+  std::atomic<int> device[most_ranks];
+  std::atomic<uint64_t> host[most_ranks];  ///< a hash of its name
   Slot slots[1];  ///< [size * size]
 };
 
-std::shared_ptr<SharedWorld> SharedWorld::join(const std::string& id, int size, int rank) {
+std::shared_ptr<SharedWorld> SharedWorld::join(const std::string& id, int size, int rank, int device) {
   if (size > most_ranks) return nullptr;
   const std::string name = "/quire-" + id;
   const size_t bytes = sizeof(Shared) + static_cast<size_t>(size) * static_cast<size_t>(size) * sizeof(Slot);
@@ -47,6 +52,9 @@ std::shared_ptr<SharedWorld> SharedWorld::join(const std::string& id, int size, 
   pid_t nobody = 0;
   if (!world->shared_->size.compare_exchange_strong(unknown, size) && unknown != size) return nullptr;
   if (!world->shared_->process[rank].compare_exchange_strong(nobody, ::getpid())) return nullptr;
+  const char* const host = std::getenv("NCCL_HOSTID");
+  world->shared_->device[rank] = device;
+  world->shared_->host[rank] = std::hash<std::string>()(host == nullptr ? "" : host);
   if (++world->shared_->joined == size) ::shm_unlink(name.c_str());
   return world;
 }
@@ -55,9 +63,24 @@ SharedWorld::~SharedWorld() { ::munmap(shared_, bytes_); }
 
 bool SharedWorld::complete() const { return shared_->joined == shared_->size; }
 
+std::string SharedWorld::duplicate() const {
+  for (int rank = 1; rank < shared_->size; ++rank)
+    for (int other = 0; other < rank; ++other)
+      if (shared_->device[rank] == shared_->device[other] && shared_->host[rank] == shared_->host[other])
+        return "Duplicate GPU detected : rank " + std::to_string(other) + " and rank " + std::to_string(rank) + " both on CUDA device " + std::to_string(shared_->device[rank].load());
+  return "";
+}
+
 bool SharedWorld::gone(int rank) const {
   const pid_t process = shared_->process[rank];
-  return process != 0 && ::kill(process, 0) != 0 && errno == ESRCH;
+  if (process == 0) return false;
+  if (::kill(process, 0) != 0) return errno == ESRCH;
+  // One that has ended is there until its parent has asked: `NUMBER (NAME) STATE ...`
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t state = text.rfind(')') + 2;
+  return state < text.size() && (text[state] == 'Z' || text[state] == 'X');
 }
 
 SharedWorld::Slot& SharedWorld::slot(int from, int to) const { return shared_->slots[from * shared_->size + to]; }

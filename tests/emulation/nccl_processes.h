@@ -14,12 +14,14 @@ namespace emulation::communication {
 class SharedWorld {
  public:
   /// Null where another rank has come with another size, with this rank, or the memory is not to be had.
-  static std::shared_ptr<SharedWorld> join(const std::string& id, int size, int rank);
+  static std::shared_ptr<SharedWorld> join(const std::string& id, int size, int rank, int device);
   ~SharedWorld();
   SharedWorld(const SharedWorld&) = delete;
   SharedWorld& operator=(const SharedWorld&) = delete;
 
   bool complete() const;
+  /// Of a complete world: as NCCL names two ranks of one host on one device, "" where there are none. A host is what NCCL_HOSTID says, as for NCCL.
+  std::string duplicate() const;
   /// Whether the process of a rank is gone.
   bool gone(int rank) const;
 

@@ -34,7 +34,7 @@ struct Failure {
 };
 struct State {
   Lock lock;
-  Settings settings;
+  Settings settings = settings_of_environment();
   std::array<Failure, most_devices> failures;
   std::list<std::string> texts;  ///< handed out by cudaGetErrorString, which never takes them back
   struct Planned {
