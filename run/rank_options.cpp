@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention.h"
+#include "parallel/nccl.h"
 #include "run/machine.h"
 #include "runtime/accelerator.h"
 #include "runtime/error.h"
@@ -50,10 +51,15 @@ std::string_view device_choice(const Config& config) {
 
 }  // namespace
 
+void check_messages(const Device& device, int ranks) {
+  if (device.kind == DeviceKind::cuda && ranks > 1) nccl_version();
+}
+
 void check_devices(const Config& config, int ranks) {
   const Device device = device_of(device_choice(config), config.dtype(), {0, ranks});
   const CudaAvailability cuda = cuda_availability();
   if (device.kind == DeviceKind::cuda && cuda.devices == 0) fail<UnsupportedError>("device", "a CUDA device for each of {} ranks asked for; {}; allowed: cpu", ranks, cuda.reason);
+  check_messages(device, ranks);
 }
 
 RankOptions rank_options(const Config& config, const Communicator* world) {

@@ -21,7 +21,9 @@ LocalPlace local_place(const Communicator* world);
 /// Where `choice` (auto, cpu, cuda) lets a rank compute: each on the device of its number among the machine's ranks. `auto`: on CUDA devices where there is one (an emulated
 /// one is none) for each of these ranks, in f32 or bf16. Throws UnsupportedError for `cuda` on a machine with fewer devices than ranks; that one can be used at all is seen when the Rank is made.
 Device device_of(std::string_view choice, DType dtype, const LocalPlace& place);
-/// Throws as `device_of` does where so many ranks are to be started on this machine, and where it has no device that can be used at all.
+/// Throws UnsupportedError where `ranks` ranks on devices can not send each other what lies there: without NCCL, or with one that is too old.
+void check_messages(const Device& device, int ranks);
+/// Throws as `device_of` does where so many ranks are to be started on this machine, and where it has no device that can be used at all; and as `check_messages`.
 void check_devices(const Config& config, int ranks);
 /// Throws UnsupportedError where the rank has a device that can not do what is asked of it: f64.
 void check_device(const Rank& rank, DType dtype);

@@ -205,6 +205,7 @@ SelfcheckReport selfcheck(const Config& given, const SelfcheckOptions& options, 
   Rank rank(rank_options(config));
   check_device(rank, config.dtype());
   check_attention(rank, config);
+  check_messages(rank.device(), static_cast<int>(shape.ranks()));
   Model model(rank, config.model, config.dtype());
   if (weights) weights->load(rank, model);
   else model.initialize(rank, static_cast<uint64_t>(config.train.seed));

@@ -63,6 +63,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   check_same_config();  // before anything is made or read that only some ranks may find wrong
   check_world_size(mesh_shape(config_), world_.size());
   check_devices();
+  check_means();
   if (world_.rank() == 0) {
     folder_ = std::make_unique<RunFolder>(config_.run.dir, fs_);
     log_ = std::make_unique<Log>(fs_, folder_->file("log.txt"));
@@ -106,6 +107,24 @@ void Session::check_devices() {
   for (size_t r = 1; r < devices.size(); ++r)
     if (is_cpu(devices[r]) != is_cpu(devices[0]))
       fail<ConfigError>("run.device", "rank {} computes on {}, rank 0 on {}; allowed: one kind for all ranks: set run.device", r, devices[r], devices[0]);
+}
+
+/// What a rank's device, and libraries that are first asked for here, can not do: found on any rank before the run's folder is made.
+void Session::check_means() {
+  std::exception_ptr own;
+  std::string problem;
+  try {
+    check_device(rank_, config_.dtype());
+    check_attention(rank_, config_);
+    check_messages(rank_.device(), world_.size());
+  } catch (const Error& error) {
+    own = std::current_exception();
+    problem = error.what();
+  }
+  const std::vector<std::string> problems = world_.gather_texts(problem);
+  if (own) std::rethrow_exception(own);
+  for (size_t r = 0; r < problems.size(); ++r)
+    if (!problems[r].empty()) fail<AbortedError>("train", "rank {} can not train: {}", r, problems[r]);
 }
 
 void Session::check_same_config() {

@@ -39,6 +39,7 @@ class Session {
 
  private:
   void check_devices();
+  void check_means();
   void check_same_config();
   /// The config with what `auto` stands for.
   Config decided();

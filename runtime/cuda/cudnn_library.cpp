@@ -24,7 +24,7 @@ void check_cudnn_version(size_t found) {
 const Cudnn& cudnn() {
   static const Cudnn functions = [] {
     // Of the headers' major version: enumerators are those that this was compiled with.
-    static const SharedLibrary library({fmt::format("libcudnn.so.{}", CUDNN_MAJOR)}, "model.attention_backend = \"cudnn\"");
+    static const SharedLibrary library({fmt::format("libcudnn.so.{}", CUDNN_MAJOR)}, "model.attention_backend = \"cudnn\"", "the backend \"block\"");
     Cudnn table;
 #define QUIRE_LOAD(name) table.name = library.function<decltype(::name)>(#name);
     QUIRE_CUDNN_FUNCTIONS(QUIRE_LOAD)

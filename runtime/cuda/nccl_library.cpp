@@ -18,14 +18,14 @@ std::string nccl_version_text(int version) {
 
 void check_nccl_version(int found) {
   if (found < oldest_nccl)
-    fail<UnsupportedError>("cuda", "found: NCCL {}; needed: {} or newer, for several ranks on devices; allowed: a newer one in LD_LIBRARY_PATH, or cpu", nccl_version_text(found),
+    fail<UnsupportedError>("cuda", "found: NCCL {}; needed: {} or newer, for several ranks on devices; allowed: a newer one in LD_LIBRARY_PATH, one rank, or run.device = \"cpu\"", nccl_version_text(found),
                            nccl_version_text(oldest_nccl));
 }
 
 const Nccl& nccl() {
   static const Nccl functions = [] {
     // Of the headers' major version: types are those that this was compiled with.
-    static const SharedLibrary library({fmt::format("libnccl.so.{}", NCCL_MAJOR)}, "several ranks on devices");
+    static const SharedLibrary library({fmt::format("libnccl.so.{}", NCCL_MAJOR)}, "several ranks on devices", "one rank, or run.device = \"cpu\"");
     Nccl table;
 #define QUIRE_LOAD(name) table.name = library.function<decltype(::name)>(#name);
     QUIRE_NCCL_FUNCTIONS(QUIRE_LOAD)

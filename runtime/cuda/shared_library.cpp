@@ -6,7 +6,7 @@
 
 namespace quire {
 
-SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& purpose) : purpose_(purpose) {
+SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& purpose, const std::string& otherwise) : purpose_(purpose), otherwise_(otherwise) {
   std::string reasons;
   for (const std::string& folder : {std::string(), std::string(QUIRE_CUDA_TOOLKIT "/lib64/"), std::string(QUIRE_CUDA_TOOLKIT "/lib/")})
     for (const std::string& name : names) {
@@ -17,12 +17,12 @@ SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::s
       }
       if (const char* reason = ::dlerror(); reason != nullptr) reasons += (reasons.empty() ? "" : "; ") + std::string(reason);
     }
-  fail<UnsupportedError>("cuda", "{}, needed for {}, can not be loaded ({}); allowed: its folder in LD_LIBRARY_PATH, or cpu", names.front(), purpose, reasons);
+  library_is_missing(names.front(), purpose, reasons, otherwise);
 }
 
 void* SharedLibrary::symbol(const char* name) const {
   void* const address = ::dlsym(handle_, name);
-  if (address == nullptr) fail<UnsupportedError>("cuda", "{}, needed for {}, has no {}: it is too old; allowed: a newer one in LD_LIBRARY_PATH, or cpu", name_, purpose_, name);
+  if (address == nullptr) library_is_too_old(name_, purpose_, name, otherwise_);
   return address;
 }
 

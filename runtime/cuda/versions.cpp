@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/cuda/errors.h"
+#include "runtime/cuda/shared_library.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -32,6 +33,14 @@ std::string version_problem(int driver, int runtime) {
   if (driver / 1000 < runtime / 1000)
     return fmt::format("found: a driver for CUDA {}; needed: one for CUDA {}.0 or newer, as the runtime is {}", version_text(driver), runtime / 1000, version_text(runtime));
   return {};
+}
+
+void library_is_missing(const std::string& name, const std::string& purpose, const std::string& reasons, const std::string& otherwise) {
+  fail<UnsupportedError>("cuda", "{}, needed for {}, can not be loaded ({}); allowed: its folder in LD_LIBRARY_PATH, or {}", name, purpose, reasons, otherwise);
+}
+
+void library_is_too_old(const std::string& name, const std::string& purpose, const char* lacks, const std::string& otherwise) {
+  fail<UnsupportedError>("cuda", "{}, needed for {}, has no {}: it is too old; allowed: a newer one in LD_LIBRARY_PATH, or {}", name, purpose, lacks, otherwise);
 }
 
 }  // namespace quire
