@@ -120,6 +120,11 @@ struct TcpJob {
     if (Clock::now() - last_progress >= between_polls) progress();
     check();
   }
+  /// Throws where a rank is gone that has neither ended nor said why.
+  void check_peers() const {
+    for (size_t i = 0; i < peers.size(); ++i)
+      if (peers[i].gone && !peers[i].ended) fail<CommunicationError>("communicator", "rank {} is gone: it was killed, or has ended without a word", i);
+  }
   void check() const {
     if (aborted) fail<AbortedError>("communicator", "the ranks were ended: {}", reason);
   }
@@ -313,7 +318,10 @@ class TcpCommunicator final : public Communicator {
   }
 
   std::string_view name() const override { return "tcp"; }
-  void poll() override { job_->poll(); }
+  void poll() override {
+    job_->poll();
+    job_->check_peers();
+  }
 
   std::unique_ptr<Communicator> split(int colour) override {
     const std::vector<int> members = ranks_of_colour(colour);

@@ -55,11 +55,20 @@ void print(const std::string& text) {
 }
 
 /// The error being handled: its text, "" for one that another rank has told already.
-std::string text_of_error(const char* program, bool& of_all_ranks) {
+std::string text_of_error(const char* program, Communicator& world, bool& of_all_ranks) {
   try {
     throw;
   } catch (const AbortedError&) {
     return {};
+  } catch (const CommunicationError& error) {
+    try {
+      world.poll();  // which may know by now which rank is gone, or that another one has said why
+    } catch (const AbortedError&) {
+      return {};
+    } catch (const CommunicationError& better) {
+      return better.what();
+    }
+    return error.what();
   } catch (const ConfigError& error) {
     of_all_ranks = true;
     return error.what();
@@ -76,7 +85,7 @@ std::string text_of_error(const char* program, bool& of_all_ranks) {
 /// In a handler. Does not return where the job has several processes.
 int end_all(const char* program, Communicator& world, LaunchBoard* board) {
   bool of_all_ranks = world.size() == 1;
-  const std::string text = text_of_error(program, of_all_ranks);
+  const std::string text = text_of_error(program, world, of_all_ranks);
   const bool said = !text.empty() && world.first_to_say(text);
   if (said) print(of_all_ranks ? text : fmt::format("{} (rank {})", text, world.world_rank()));
   if (board != nullptr) board->set_state(RankState::failed);

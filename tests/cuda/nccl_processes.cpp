@@ -40,7 +40,7 @@ BOOST_AUTO_TEST_CASE(a_killed_rank_ends_those_that_wait_for_it_on_their_devices)
   for (const int rank : {0, 2}) {
     const ProgramOutcome& outcome = outcomes[static_cast<size_t>(rank)];
     BOOST_TEST(outcome.exit_code == 1);
-    BOOST_TEST(outcome.output.find("[nccl] messages between devices: remote process exited") != std::string::npos, outcome.output);
+    BOOST_TEST(outcome.output.find("[communicator] rank 1 is gone") != std::string::npos, outcome.output);
   }
 }
 
