@@ -86,6 +86,12 @@ void check_attention_backend(Rank& rank, const AttentionOptions& options, DType 
   check_cudnn_attention(rank, options);
 }
 
+int64_t attention_workspace(Rank& rank, const AttentionOptions& options, DType dtype, int64_t longest, int64_t tokens) {
+  if (options.backend != AttentionBackend::cudnn || options.window != 0 || longest < 1) return 0;
+  check_attention_backend(rank, options, dtype);
+  return cudnn_attention_workspace(rank, options, longest, tokens);
+}
+
 namespace {
 
 /// Not every row needs a document: a cache has rows that hold no token yet, and not every query reads a key at hand.

@@ -78,6 +78,10 @@ void attention_backward(Rank& rank, const Tensor& q, const Tensor& k, const Tens
 /// Throws UnsupportedError where the rank can not compute attention with these options' backend (found, needed). Others than `cudnn` are not looked at.
 void check_attention_backend(Rank& rank, const AttentionOptions& options, DType dtype);
 
+/// Bytes of device memory that attention takes beside its tensors while it runs, at their most, over documents of at most `longest` tokens in microbatches of `tokens`: for the backend `cudnn`, whose
+/// library is asked (0 for others, whose kernels take little). On a rank with a device. Throws as `check_attention_backend`.
+int64_t attention_workspace(Rank& rank, const AttentionOptions& options, DType dtype, int64_t longest, int64_t tokens);
+
 /// Self-attention of a microbatch held by one process; out [T, heads * head_dim] in q's dtype. The backend `cudnn` is for this form alone and without a window:
 /// partial results and windows are `block`'s where it is asked for.
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const DocumentRuns& runs, const AttentionOptions& options);

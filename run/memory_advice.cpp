@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <bit>
 
+#include "run/attention_workspace.h"
 #include "run/machine.h"
 #include "run/trainer.h"
 #include "runtime/accelerator.h"
+#include "runtime/error.h"
 
 namespace quire {
 
@@ -49,7 +51,11 @@ std::string memory_advice(Rank& rank, const Config& config, int64_t longest) {
     limit = limit > 0 ? std::min(limit, free) : free;
   }
   if (limit == 0) limit = physical_bytes();
-  const int64_t kernels = std::max(rank.stack().peak(), limit / 16) + (int64_t{1} << 20);
+  int64_t kernels = std::max(rank.stack().peak(), limit / 16) + (int64_t{1} << 20);
+  try {
+    if (rank.accelerator() != nullptr) kernels = std::max(kernels, attention_workspace(rank, config, longest));
+  } catch (const Error&) {  // a library that can not be asked now: advice is what can still be given
+  }
   const std::optional<std::string> fits = what_would_fit(config, longest, limit - kernels);
   if (fits) return fmt::format("; what would fit: {}", *fits);
   return "; no setting of train.activation_checkpointing and train.microbatch_size makes it fit: choose a smaller model or shorter rows (train.seq_len)";

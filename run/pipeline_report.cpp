@@ -1,6 +1,8 @@
 #include "run/pipeline_report.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
 
 #include "data/loader.h"
@@ -47,6 +49,7 @@ class Reporter {
     report_.dtype = config.train.mixed_precision;
     report_.rates = options.rates;
     report_.memory_limit = options.memory_limit;
+    report_.workspace = options.workspace;
     choose_replica();
   }
 
@@ -101,15 +104,33 @@ class Reporter {
       rank.rank = static_cast<int64_t>(r);
       for (int64_t stage = 0; stage < stages.stages(); ++stage)
         if (stages.rank_of_stage[static_cast<size_t>(stage)] == rank.rank) rank.stages.push_back(stage);
-      const RankState state = rank_state(config_.model, config_.dtype(), stages, rank.rank);
+      const RankState state = state_of(stages, rank.rank);
       rank.elements = state.elements;
       rank.weights = state.parameters;
       rank.gradients = state.gradients;
       rank.optimizer = state.optimizer;
       rank.activations = activations[r].kept + activations[r].running;
       rank.buffers = activations[r].messages + reduction_bytes(report_.replicas * report_.context, state.gradients);
+      if (attends_by_cudnn(stages, rank)) rank.buffers += options_.workspace.bytes;
     }
     return ranks;
+  }
+
+  /// Of ranks with as many layers of each kind it is the same.
+  RankState state_of(const PipelineStages& stages, int64_t rank) const {
+    const auto layers = static_cast<size_t>(config_.model.n_layers);
+    std::array<size_t, 4> held{};  // embedding, decoder layers, norm, head
+    for (const LayerRange& range : stages.held_by(rank))
+      for (size_t layer = range.first; layer < range.last; ++layer) ++held[layer == 0 ? 0 : layer <= layers ? 1 : layer - layers + 1];
+    const auto known = states_.find(held);
+    return known != states_.end() ? known->second : states_.emplace(held, rank_state(config_.model, config_.dtype(), stages, rank)).first->second;
+  }
+
+  bool attends_by_cudnn(const PipelineStages& stages, const PlannedRank& rank) const {
+    for (const int64_t stage : rank.stages)
+      for (size_t layer = std::max<size_t>(stages.layers(stage).first, 1); layer < std::min(stages.layers(stage).last, static_cast<size_t>(config_.model.n_layers) + 1); ++layer)
+        if (quire::attends_by_cudnn(config_, static_cast<int64_t>(layer) - 1)) return true;
+    return false;
   }
 
   void describe_stages(const PipelineStages& stages, const ScheduleCosts& costs) {
@@ -222,6 +243,7 @@ class Reporter {
   std::vector<MicrobatchShape> all_;
   std::vector<MicrobatchShape> own_;  ///< of the replica
   PipelineReport report_;
+  mutable std::map<std::array<size_t, 4>, RankState> states_;
 };
 
 }  // namespace

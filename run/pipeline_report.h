@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "run/attention_workspace.h"
 #include "run/pipeline_costs.h"
 
 namespace quire {
@@ -12,6 +13,7 @@ namespace quire {
 struct PipelineReportOptions {
   std::optional<PipelineRates> rates;  ///< none: nothing is simulated
   int64_t memory_limit = 0;            ///< bytes of a rank; 0: none
+  PlannedWorkspace workspace;          ///< of attention, which counts as buffers
 };
 
 struct PlannedStage {
@@ -53,6 +55,7 @@ struct PipelineReport {
   std::string recomputation, dtype;
   std::optional<PipelineRates> rates;
   int64_t memory_limit = 0;
+  PlannedWorkspace workspace;
   std::vector<PlannedStage> stages;         ///< of what is in force, like ranks and timeline
   std::vector<PlannedRank> ranks;
   std::vector<PlannedSchedule> schedules;   ///< the one in force first; empty where there is one pipeline rank, or no rates

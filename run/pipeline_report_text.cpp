@@ -47,6 +47,7 @@ std::string memory_table(const PipelineReport& report) {
     if (is_shown(i, report.ranks.size())) text += line(report.ranks[i]);
     else if (i == head_lines) text += fmt::format("  ... and {} more; the fullest:\n{}", report.ranks.size() - head_lines - 2, line(fullest));
   }
+  if (!report.workspace.note.empty()) text += report.workspace.note + "\n";
   if (report.memory_limit > 0)
     text += fmt::format("{} of {} allowed on the fullest, rank {}: {}\n", memory_text(fullest.total()), memory_text(report.memory_limit), fullest.rank,
                         fullest.total() <= report.memory_limit ? "it fits" : "it does not fit");
@@ -97,6 +98,7 @@ std::string PipelineReport::table() const {
 std::string PipelineReport::to_json() const {
   Json object = {{"pipeline_ranks", pipeline_ranks}, {"replicas", replicas}, {"context", context}, {"replica", replica}, {"microbatches", microbatches},
                  {"dearest_over_mean", spread}, {"recomputation", recomputation}, {"dtype", dtype}, {"memory_limit", memory_limit}};
+  if (!workspace.note.empty()) object["attention_workspace"] = workspace.known ? Json(workspace.bytes) : Json();
   if (rates)
     object["speeds"] = {{"product_flops", rates->product_flops},   {"attention_flops", rates->attention_flops}, {"attention_backward_flops", rates->attention_backward_flops},
                         {"memory_bytes", rates->memory_bytes},     {"latency_seconds", rates->latency},         {"link_bytes", rates->link_bytes},

@@ -108,6 +108,7 @@ std::string run_plan(const PlanOptions& options) {
   const PlannedStep planned = plan_step(config, options.step, options.lengths.empty() ? nullptr : drawn_corpus(options.lengths));
   std::optional<ContextReport> context;
   if (config.distributed.cp > 1) context = report_planned(config, planned, options.microbatch);
+  pipeline_options.workspace = planned_workspace(config, planned.microbatches);
   const PipelineReport pipeline = report_pipeline(config, planned.microbatches, pipeline_options);
   if (options.svg && draws_pipeline) {
     write_atomically(disk(), picture, to_svg(pipeline.timeline));

@@ -42,5 +42,6 @@ template <> KernelList<BoundaryTilesArgs> cuda_kernels<BoundaryTilesArgs>() { re
 
 // No rank has a device here.
 void check_cudnn_attention(Rank&, const AttentionOptions&) { fail<UnsupportedError>("attention", "model.attention_backend \"cudnn\": found: a build without CUDA; needed: one with it"); }
+int64_t cudnn_attention_workspace(Rank&, const AttentionOptions&, int64_t, int64_t) { return 0; }
 
 }  // namespace quire

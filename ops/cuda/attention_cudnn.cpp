@@ -2,6 +2,7 @@
 // made once for heads, head size, longest length and strides: never for tokens or a number of documents. Documents are places of a batch, with offsets and
 // lengths in device memory. Engines are recorded and chosen again (Accelerator::choices).
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <map>
 #include <memory>
@@ -244,16 +245,38 @@ void backward_unordered(Rank& rank, const AttentionBackwardArgs& args) { run_bac
 
 }  // namespace cudnn_attention
 
+namespace {
+
+/// Of tensors as the model has them, each in rows of its own.
+cudnn_attention::CudnnFamily family_of_model(const AttentionOptions& options, int64_t longest) {
+  const int64_t queries = options.heads * options.head_dim, keys = options.kv_heads * options.head_dim;
+  return {.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim, .longest = longest, .places = std::max<int64_t>(batch_tokens / longest, 1), .q_row = queries,
+          .k_row = keys, .v_row = keys, .out_row = queries, .dout_row = 0, .backward = false, .unordered = false};
+}
+cudnn_attention::CudnnFamily backward_of(cudnn_attention::CudnnFamily family) {
+  family.backward = true;
+  family.dout_row = family.out_row;
+  return family;
+}
+
+}  // namespace
+
 void check_cudnn_attention(Rank& rank, const AttentionOptions& options) {
   cudnn_attention::CudnnState& state = cuda(rank).extension<cudnn_attention::CudnnState>();
-  const int64_t queries = options.heads * options.head_dim, keys = options.kv_heads * options.head_dim;
-  cudnn_attention::CudnnFamily family{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim, .longest = shortest_batch,
-                                .places = batch_tokens / shortest_batch, .q_row = queries, .k_row = keys, .v_row = keys, .out_row = queries, .dout_row = 0,
-                                .backward = false, .unordered = false};
-  state.engines(family);
-  family.backward = true;
-  family.dout_row = queries;
-  state.engines(family);
+  const cudnn_attention::CudnnFamily forward = family_of_model(options, shortest_batch);
+  state.engines(forward);
+  state.engines(backward_of(forward));
+}
+
+int64_t cudnn_attention_workspace(Rank& rank, const AttentionOptions& options, int64_t longest, int64_t tokens) {
+  cudnn_attention::CudnnState& state = cuda(rank).extension<cudnn_attention::CudnnState>();
+  // Batches of the longest documents take most: those of shorter ones have as many tokens, and less for each.
+  const cudnn_attention::CudnnFamily forward = family_of_model(options, std::max<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(longest))), shortest_batch));
+  cudnn_attention::CudnnFamily backward = backward_of(forward);
+  const auto wanted = rank.options().kernels.find("attention_backward");
+  backward.unordered = wanted != rank.options().kernels.end() && wanted->second == "cudnn_unordered";
+  const int64_t gradients = tokens * (backward.q_row + backward.k_row + backward.v_row) * 2;
+  return std::max(state.plan(forward).workspace_bytes, state.plan(backward).workspace_bytes + backward.sums_bytes() + backward.query_sums_bytes() + gradients);
 }
 
 }  // namespace quire

@@ -7,6 +7,8 @@ namespace quire {
 struct AttentionOptions;
 /// Throws UnsupportedError (found, needed, cuDNN's reason) where cuDNN can not compute attention of these heads on the rank's device, of kind cuda.
 void check_cudnn_attention(Rank& rank, const AttentionOptions& options);
+/// Bytes of its calls' workspace for documents of at most `longest` tokens in microbatches of `tokens`: of the plans that a run makes.
+int64_t cudnn_attention_workspace(Rank& rank, const AttentionOptions& options, int64_t longest, int64_t tokens);
 
 namespace cudnn_attention {
 

@@ -15,6 +15,7 @@ namespace {
 }  // namespace
 
 void check_cudnn_attention(Rank&, const AttentionOptions&) { refuse(); }
+int64_t cudnn_attention_workspace(Rank&, const AttentionOptions&, int64_t, int64_t) { refuse(); }
 
 namespace cudnn_attention {
 

@@ -78,6 +78,30 @@ BOOST_AUTO_TEST_CASE(plans_compile) {
       }
 }
 
+// What plans of memory count for a run that attends by cuDNN.
+BOOST_AUTO_TEST_CASE(the_workspace_of_a_run_is_known_before_it_attends) {
+  if (!there) return;
+  const AttentionOptions options{.heads = 2, .kv_heads = 1, .head_dim = 64, .backend = AttentionBackend::cudnn};
+  const AttentionCase c = cudnn_case(random, std::vector<int64_t>{100, 128, 30, 7, 1}, 2, 1, 64);
+  const int64_t counted = attention_workspace(rank, options, DType::bf16, 128, c.tokens());
+  Rank other(device_rank());
+  cudnn_both(other, c);
+  const int64_t tables = 1 << 14;  // of offsets and lengths, and what lies between
+  BOOST_TEST(other.stack().peak() >= counted);
+  BOOST_TEST(other.stack().peak() <= counted + tables);
+  AttentionOptions others = options;
+  others.window = 5;
+  BOOST_TEST(attention_workspace(rank, others, DType::bf16, 128, c.tokens()) == 0);  // a window is block's
+  others = {.heads = 2, .kv_heads = 1, .head_dim = 64};
+  BOOST_TEST(attention_workspace(rank, others, DType::bf16, 128, c.tokens()) == 0);
+  // As compiled: all of ds, which grows with the square of the longest document, unless gradients may be summed in any order.
+  compile_plans();
+  Rank ordered(device_rank()), unordered(RankOptions{.device = {DeviceKind::cuda, 0}, .kernels = {{"attention_backward", "cudnn_unordered"}}});
+  const int64_t longest = 16384, ds = options.heads * longest * longest * 2;
+  BOOST_TEST(attention_workspace(ordered, options, DType::bf16, longest - 100, longest) > ds);
+  BOOST_TEST(attention_workspace(unordered, options, DType::bf16, longest - 100, longest) < ds / 8);
+}
+
 BOOST_AUTO_TEST_CASE(engines_are_recorded_and_chosen_again) {
   if (!there) return;
   const AttentionCase c = cudnn_case(random, std::vector<int64_t>{20, 30}, 2, 1, 64);
