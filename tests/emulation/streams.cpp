@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -15,6 +16,7 @@ namespace emulation {
 namespace {
 
 constexpr int64_t patience = 2000;  ///< milliseconds after which late work runs though nothing waits for it
+std::atomic<int> working{0};        ///< streams whose work runs and waits for no other stream
 
 }  // namespace
 
@@ -68,14 +70,18 @@ void Stream::settle(uint64_t place) {
 
 static thread_local Stream* stream_of_thread = nullptr;
 
+bool Stream::any_works() { return working > 0; }
+
 Stream::Blocked::Blocked() {
   const Quiet quiet;
+  --working;
   const std::lock_guard<Lock> guard(stream_of_thread->lock_);
   stream_of_thread->blocked_ = true;
   stream_of_thread->changed_.notify();
 }
 Stream::Blocked::~Blocked() {
   const Quiet quiet;
+  ++working;
   const std::lock_guard<Lock> guard(stream_of_thread->lock_);
   stream_of_thread->blocked_ = false;
 }
@@ -140,11 +146,13 @@ void Stream::run(Work& work) {
     random_ ^= random_ << 17;
     std::this_thread::sleep_for(std::chrono::microseconds(random_ % static_cast<uint64_t>(longest)));
   }
+  ++working;
   try {
     if (work.always || !has_failed(device_)) work.run();
   } catch (const std::exception& error) {
     note_failure(device_, error.what());
   }
+  --working;
   release(&done_);
 }
 

@@ -23,6 +23,8 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   int device() const { return device_; }
+  /// Whether any stream is in the middle of work that waits for no other stream.
+  static bool any_works();
   /// Queues work; `always`: also where the device has failed, so that nobody waits for ever. Returns its place in the queue, from 1.
   uint64_t enqueue(std::function<void()> work, bool always = false);
   /// Where work is to be done at once, returns when this is, or when the stream waits for something else than its own work.
