@@ -9,7 +9,8 @@ namespace {
 
 /// Layouts in which two layers are enough.
 Config device_run(const Scratch& scratch, const std::string& run, const Layout& layout, std::vector<std::string> overrides = {}, const std::string& device = "cuda") {
-  overrides.insert(overrides.begin(), {"model.n_layers=2", "run.device=" + device, "train.seq_len=24", "train.microbatch_size=1", "scheduler.name=constant", "scheduler.warmup_steps=0"});
+  overrides.insert(overrides.begin(), {"model.n_layers=2", "run.device=" + device, "train.seq_len=24", "train.microbatch_size=1", "scheduler.name=constant", "scheduler.warmup_steps=0",
+                                       "distributed.watchdog_seconds=600"});  // kernels take long under a sanitizer
   return ranks_config(scratch, run, layout, overrides);
 }
 
