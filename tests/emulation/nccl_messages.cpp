@@ -169,6 +169,10 @@ void exchange_with_processes(Group& group) {
   std::vector<SharedWorld::Transfer> transfers(group.messages.size());
   auto last_progress = std::chrono::steady_clock::now();
   for (;;) {
+    {
+      const std::lock_guard<Lock> guard(state().lock);
+      if (group.member->aborted) return;  // nothing more is taken or given: others would read the next message for the rest of this one
+    }
     bool progress = false, all_done = true;
     for (size_t i = 0; i < transfers.size(); ++i) {
       const Message& message = *group.messages[i];
@@ -192,7 +196,6 @@ void exchange_with_processes(Group& group) {
     }
     {
       const std::lock_guard<Lock> guard(state().lock);
-      if (group.member->aborted) return;
       for (const auto& message : group.messages)
         if (world.gone(message->peer)) group.member->other_gone = true;
     }
