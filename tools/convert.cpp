@@ -1,10 +1,10 @@
 // Writes a trained model in the layout of Hugging Face: convert MODEL OUT. (The way in needs no conversion: generate reads such folders, and
 // checkpoint.load_path trains on from them.)
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "model/huggingface.h"
 #include "run/model_source.h"
+#include "tools/command_line.h"
 
 namespace {
 
@@ -32,12 +32,12 @@ void convert(const std::string& from, const std::string& out, const std::string&
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Writes a run's newest checkpoint (or a Hugging Face folder, in another dtype) as config.json and model.safetensors."};
+  CommandLine app{"convert", "Writes a run's newest checkpoint (or a Hugging Face folder, in another dtype) as config.json and model.safetensors."};
   std::string from, out, dtype;
-  app.add_option("model", from, "run folder, checkpoint folder or Hugging Face folder")->required();
-  app.add_option("out", out, "folder to write")->required();
-  app.add_option("--dtype", dtype, "f64, f32 or bf16; as trained by default");
-  CLI11_PARSE(app, argc, argv);
+  app.option("model", from, "run folder, checkpoint folder or Hugging Face folder").required();
+  app.option("out", out, "folder to write").required();
+  app.option("--dtype", dtype, "f64, f32 or bf16; as trained by default");
+  if (const auto ended = app.parse(argc, argv)) return *ended;
   try {
     convert(from, out, dtype);
     return 0;

@@ -1,10 +1,10 @@
 // Prints the documents that a config trains on or holds out, as text: documents CONFIG [--held-out] [section.key=value]...
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "data/tokenizer.h"
 #include "run/data_source.h"
 #include "runtime/error.h"
+#include "tools/command_line.h"
 #include "tools/output.h"
 
 namespace {
@@ -28,22 +28,15 @@ void print_documents(const Config& config, bool held_out, const std::string& bet
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Prints the documents of a config's training or held-out part, one after the other."};
+  CommandLine app{"documents", "Prints the documents of a config's training or held-out part, one after the other."};
   std::string config, between;
   std::vector<std::string> overrides;
   bool held_out = false;
-  app.add_option("config", config, "TOML file")->required();
-  app.add_option("overrides", overrides, "section.key=value");
-  app.add_flag("--held-out", held_out, "the held-out part instead of the training part");
-  app.add_option("--between", between, "text printed after each document; nothing by default");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "[documents] %s; --help lists the options\n", error.what());
-    return 1;
-  }
+  app.option("config", config, "TOML file").required();
+  app.option("overrides", overrides, "section.key=value");
+  app.flag("--held-out", held_out, "the held-out part instead of the training part");
+  app.option("--between", between, "text printed after each document; nothing by default");
+  if (const auto ended = app.parse(argc, argv)) return *ended;
   try {
     print_documents(load_config(config, overrides), held_out, between);
     finish_output("documents");

@@ -1,7 +1,6 @@
 // generate MODEL: text from trained weights.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "run/machine.h"
 #include "run/model_source.h"
 #include "run/rank_options.h"
+#include "tools/command_line.h"
 #include "tools/output.h"
 
 namespace {
@@ -138,33 +138,27 @@ void run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app(
+  CommandLine app(
+      "generate",
       "Samples text from trained weights.\n"
       "MODEL is a run folder, a checkpoint's folder, or a folder in the layout of Hugging Face (config.json and safetensors).");
-  app.add_option("model", settings.model, "the model")->required()->type_name("MODEL");
-  app.add_option("--weights", settings.weights, "MODEL is a config.json, and this its .safetensors file or index");
-  CLI::Option* prompt = app.add_option("--prompt", settings.prompt, "text to continue, after BOS where there is one; without: BOS alone");
-  app.add_option("--prompt-ids", settings.prompt_ids, "token ids to continue, taken as they are: 1,2,3")->excludes(prompt);
-  app.add_option("--tokens", settings.generation.tokens, "most new tokens")->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--temperature", settings.generation.temperature, "0 takes the most likely token")->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--top-k", settings.generation.top_k, "only the K most likely tokens; 0: all")->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--top-p", settings.generation.top_p, "only the most likely tokens that together have probability P")->capture_default_str();
-  app.add_option("--seed", settings.generation.seed, "decides what is drawn")->capture_default_str();
-  app.add_option("--samples", settings.samples, "texts; each is the same whatever their number")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_flag("--ids", settings.ids, "print token ids, prompt included, a line per sample");
-  app.add_flag("--jsonl", settings.jsonl, "print a JSON object per sample: sample, prompt_tokens, end (end_token, tokens or context), ids, text");
-  app.add_option("--dtype", settings.dtype, "f64, f32 or bf16; without: what it was trained in, or f32")->check(CLI::IsMember({"f64", "f32", "bf16"}));
-  app.add_option("--device", settings.device, "auto, cpu or cuda; auto: a CUDA device where there is one, for f32 and bf16")->capture_default_str()->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--threads", settings.threads, "0: every processor this process may use")->capture_default_str()->check(CLI::Range(0, 4096));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "[generate] {}; --help lists the options\n", error.what());
-    return 1;
-  }
-  settings.has_prompt = prompt->count() > 0;
+  app.option("model", settings.model, "the model").required().type_name("MODEL");
+  app.option("--weights", settings.weights, "MODEL is a config.json, and this its .safetensors file or index");
+  const CommandLineOption prompt = app.option("--prompt", settings.prompt, "text to continue, after BOS where there is one; without: BOS alone");
+  app.option("--prompt-ids", settings.prompt_ids, "token ids to continue, taken as they are: 1,2,3").excludes(prompt);
+  app.option("--tokens", settings.generation.tokens, "most new tokens").with_default().not_negative();
+  app.option("--temperature", settings.generation.temperature, "0 takes the most likely token").with_default().not_negative();
+  app.option("--top-k", settings.generation.top_k, "only the K most likely tokens; 0: all").with_default().not_negative();
+  app.option("--top-p", settings.generation.top_p, "only the most likely tokens that together have probability P").with_default();
+  app.option("--seed", settings.generation.seed, "decides what is drawn").with_default();
+  app.option("--samples", settings.samples, "texts; each is the same whatever their number").with_default().positive();
+  app.flag("--ids", settings.ids, "print token ids, prompt included, a line per sample");
+  app.flag("--jsonl", settings.jsonl, "print a JSON object per sample: sample, prompt_tokens, end (end_token, tokens or context), ids, text");
+  app.option("--dtype", settings.dtype, "f64, f32 or bf16; without: what it was trained in, or f32").one_of({"f64", "f32", "bf16"});
+  app.option("--device", settings.device, "auto, cpu or cuda; auto: a CUDA device where there is one, for f32 and bf16").with_default().one_of({"auto", "cpu", "cuda"});
+  app.option("--threads", settings.threads, "0: every processor this process may use").with_default().within(0, 4096);
+  if (const auto ended = app.parse(argc, argv)) return *ended;
+  settings.has_prompt = prompt.given();
   try {
     run(settings);
     finish_output("generate");

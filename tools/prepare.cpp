@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "runtime/digest.h"
 #include "run/run_folder.h"
 #include "runtime/error.h"
+#include "tools/command_line.h"
 #include "tools/output.h"
 
 namespace {
@@ -84,34 +84,28 @@ int main(int argc, char** argv) {
   quire::PrepareSettings settings;
   std::string separator;
   bool list_skipped = false;
-  CLI::App app(
+  quire::CommandLine app(
+      "prepare",
       "Turns text into token shards with an explicit document index.\n"
       "A file is one document, or several with --separator; each line of a .jsonl file is a document: {\"text\": ...}, or\n"
       "{\"prompt\": ..., \"completion\": ...}, where the prompt is read but not learnt. Of folders every file is taken; links and\n"
       "files that are no text are skipped and reported.");
-  app.add_option("input", settings.inputs, "files and folders")->required();
-  app.add_option("--out", settings.output, "folder of the corpus; must not be there yet")->required();
-  app.add_option("--separator", separator, "the line between documents, such as % in fortunes files");
-  app.add_option("--tokenizer", settings.tokenizer, "byte")->capture_default_str();
-  app.add_flag("--bos", settings.bos, "begin every document with BOS");
-  app.add_flag("--dedup", settings.deduplicate, "leave out documents whose text came before");
-  app.add_option("--exclude", settings.exclude,
+  app.option("input", settings.inputs, "files and folders").required();
+  app.option("--out", settings.output, "folder of the corpus; must not be there yet").required();
+  const quire::CommandLineOption given_separator = app.option("--separator", separator, "the line between documents, such as % in fortunes files");
+  app.option("--tokenizer", settings.tokenizer, "byte").with_default();
+  app.flag("--bos", settings.bos, "begin every document with BOS");
+  app.flag("--dedup", settings.deduplicate, "leave out documents whose text came before");
+  app.option("--exclude", settings.exclude,
                  "shell pattern for names, or paths inside an input folder, to leave out; may be repeated")
-      ->allow_extra_args(false);
-  app.add_option("--text-key", settings.text.text_key, "key of the text in JSONL")->capture_default_str();
-  app.add_option("--prompt-key", settings.text.prompt_key, "key of the prompt in JSONL")->capture_default_str();
-  app.add_option("--completion-key", settings.text.completion_key, "key of the completion in JSONL")->capture_default_str();
-  app.add_option("--shard-bytes", settings.shard_bytes, "largest token file")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_flag("--list-skipped", list_skipped, "list every skipped file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "[prepare] {}; --help lists the options\n", error.what());
-    return 1;
-  }
-  if (app.count("--separator") > 0) settings.text.separator = separator;
+      .one_at_a_time();
+  app.option("--text-key", settings.text.text_key, "key of the text in JSONL").with_default();
+  app.option("--prompt-key", settings.text.prompt_key, "key of the prompt in JSONL").with_default();
+  app.option("--completion-key", settings.text.completion_key, "key of the completion in JSONL").with_default();
+  app.option("--shard-bytes", settings.shard_bytes, "largest token file").with_default().positive();
+  app.flag("--list-skipped", list_skipped, "list every skipped file");
+  if (const auto ended = app.parse(argc, argv)) return *ended;
+  if (given_separator.given()) settings.text.separator = separator;
   std::signal(SIGINT, note_signal);
   std::signal(SIGTERM, note_signal);
   settings.stop = [] { return stop_signal != 0; };

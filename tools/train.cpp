@@ -1,5 +1,4 @@
 // Trains a model: train CONFIG [section.key=value]... [--ranks N]
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 
@@ -9,6 +8,7 @@
 #include "run/rank_process.h"
 #include "run/session.h"
 #include "run/signals.h"
+#include "tools/command_line.h"
 
 namespace {
 
@@ -47,23 +47,16 @@ int launch(const std::string& config_path, const std::vector<std::string>& overr
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Trains a decoder on packed documents. The same command again resumes from the run folder."};
+  CommandLine app{"train", "Trains a decoder on packed documents. The same command again resumes from the run folder."};
   std::string config, launch_folder;
   std::vector<std::string> overrides;
   int ranks = 0;
-  app.add_option("config", config, "TOML file; every key is listed in docs/config.md")->required();
-  app.add_option("overrides", overrides, "section.key=value, instead of what the file says");
-  app.add_option("--ranks", ranks, "Start this many ranks on this machine (through mpirun); without it the program joins what mpirun or srun started")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--launched-from", launch_folder)->group("");  // how --ranks starts its ranks
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "[train] %s; --help lists the options\n", error.what());
-    return 1;
-  }
+  app.option("config", config, "TOML file; every key is listed in docs/config.md").required();
+  app.option("overrides", overrides, "section.key=value, instead of what the file says");
+  app.option("--ranks", ranks, "Start this many ranks on this machine (through mpirun); without it the program joins what mpirun or srun started")
+      .within(1, 4096);
+  app.option("--launched-from", launch_folder, "given by --ranks to the ranks that it starts").hidden();
+  if (const auto ended = app.parse(argc, argv)) return *ended;
   try {
     if (ranks > 1) return launch(config, overrides, ranks);  // one is this process itself
   } catch (const std::exception& error) {

@@ -58,7 +58,8 @@ BOOST_AUTO_TEST_CASE(selfcheck_of_a_layout_passes_on_devices_and_its_breaks_fail
   Scratch scratch;
   SelfcheckOptions options;
   options.tokens = 16;
-  const Config config = device_run(scratch, "run", all_tier() ? pipeline_of_contexts : contexts);
+  // Of four layers both stages hold some: to a stage of the head alone no boundaries travel.
+  const Config config = all_tier() ? device_run(scratch, "run", pipeline_of_contexts, {"model.n_layers=4"}) : device_run(scratch, "run", contexts);
   const SelfcheckReport report = selfcheck(config, options);
   BOOST_TEST(report.passed(), report.table());
   for (const CheckResult& check : report.checks) {
