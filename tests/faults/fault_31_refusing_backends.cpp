@@ -33,7 +33,7 @@ BOOST_AUTO_TEST_CASE(a_kernel_asked_for_by_name_runs_or_refuses_31) {
     // The kernel of one backend does not do the other's work, and one that nobody has is not replaced.
     check_error<UnsupportedError>([&] { run(op, "block", "dense"); }, {op, "'block'", "cpu"});
     check_error<UnsupportedError>([&] { run(op, "dense", "block"); }, {op, "'dense'", "cpu"});
-    check_error<UnsupportedError>([&] { run(op, "unmasked", "block"); }, {op, "'unmasked'", "cpu"});
+    check_error<ConfigError>([&] { run(op, "unmasked", "block"); }, {"[run.kernels]", op, "'unmasked'", "cpu", "allowed: block"});
   }
 }
 
