@@ -174,7 +174,7 @@ BOOST_AUTO_TEST_CASE(kernels_asked_for_by_name_run_or_refuse_31) {
     BOOST_TEST(run(op, "tensor_cores", false, 64) == "tensor_cores");
     BOOST_TEST(run(op, "f32", false, 64) == "f32");
     check_error<UnsupportedError>([&] { run(op, "tensor_cores", false, 32); }, {op, "'tensor_cores'", "cuda"});
-    check_error<UnsupportedError>([&] { run(op, "dense", false, 64); }, {op, "'dense'", "cuda"});
+    check_error<ConfigError>([&] { run(op, "dense", false, 64); }, {"[run.kernels]", op, "'dense'", "cuda", "allowed: tensor_cores, f32"});
   }
   check_error<UnsupportedError>([&] { run("attention_forward", "f32", true, 64); }, {"attention_forward", "'f32'", "cuda"});
 }

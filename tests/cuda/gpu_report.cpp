@@ -88,9 +88,10 @@ BOOST_AUTO_TEST_CASE(sources_that_the_script_compiles_need_no_others) {
     std::string object = source + ".o";
     std::ranges::replace(object, '/', '_');
     const std::string stem = std::filesystem::path(source).stem().string(), file = std::filesystem::path(source).filename().string();
-    const std::vector<std::string> places = {root + "/libquire.so.0.1.0.p/" + object, root + "/libquire_cuda.a.p/" + object, root + "/libquire_cuda.a.p/meson-generated_.._cuda_" + stem + ".cpp.o",
-                                             root + "/bench/gpu/libgpu_report_parts.a.p/" + file + ".o", root + "/bench/gpu/libgpu_report_parts.a.p/meson-generated_.._" + stem + ".emulated.cpp.o",
-                                             root + "/bench/gpu/gpu_report.p/" + file + ".o", root + "/tools/libbench_parts.a.p/.._" + object};
+    const std::vector<std::string> places = {root + "/libquire.so.0.1.0.p/" + object, root + "/libquire_control.a.p/" + object, root + "/libquire_cuda.a.p/" + object,
+                                             root + "/libquire_cuda.a.p/meson-generated_.._cuda_" + stem + ".cpp.o", root + "/bench/gpu/libgpu_report_parts.a.p/" + file + ".o",
+                                             root + "/bench/gpu/libgpu_report_parts.a.p/meson-generated_.._" + stem + ".emulated.cpp.o", root + "/bench/gpu/gpu_report.p/" + file + ".o",
+                                             root + "/tools/libbench_parts.a.p/.._" + object};
     const auto found = std::ranges::find_if(places, [](const std::string& place) { return std::filesystem::exists(place); });
     if (found == places.end()) absent.push_back(source);
     else nm.push_back(*found);

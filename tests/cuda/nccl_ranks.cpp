@@ -54,8 +54,9 @@ int main(int, char** arguments) {
     settings.ranks_are_processes = true;
     if (mode == "killed") settings.communication_patience = 0;
   });
+  std::unique_ptr<Communicator> world;
   try {
-    const std::unique_ptr<Communicator> world = with_device_memory(join_tcp({.watchdog_seconds = 60}, 60));
+    world = with_device_memory(join_tcp({.watchdog_seconds = 60}, 60));
     Rank rank(on_device(announced_ranks().local_rank));
     world->connect(rank, all_pairs(world->size()));
     if (mode == "collectives") collectives(rank, *world);
@@ -64,7 +65,8 @@ int main(int, char** arguments) {
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
     std::fflush(stdout);
-    ::_exit(1);  // as a program does whose other ranks may be gone
+    if (world) world->abort(error.what());  // as a program does: this rank's end is not the news
+    ::_exit(1);
   }
   std::printf("well\n");
   return 0;
