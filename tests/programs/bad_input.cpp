@@ -242,6 +242,8 @@ BOOST_AUTO_TEST_CASE(models_for_generate) {
   generates_not({workshop.path("run"), "--prompt-ids", "1,999"}, {"999", "257"}, "ids outside the vocabulary");
   generates_not({workshop.path("run"), "--top-p", "7"}, {"top"}, "a share above one");
   generates_not({workshop.path("run"), "--samples", "0"}, {"samples"}, "no sample");
+  generates_not({workshop.path("run"), "--temperature", "-1"}, {"temperature", "-1", "from 0 on"}, "a negative temperature");
+  generates_not({workshop.path("run"), "--temperature", "nan"}, {"temperature", "nan", "from 0 on"}, "a temperature that is no number");
   // A model in the layout of Hugging Face: two tensors are enough to see that what its header says is checked.
   const std::string model = workshop.path("hf");
   std::filesystem::create_directory(model);

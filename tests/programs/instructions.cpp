@@ -16,17 +16,23 @@ bool can_count() {
   return possible;
 }
 
-/// Instructions of the step, in millions.
-double count(const std::string& precision, const std::string& instruction_set, const std::vector<std::string>& kernels = {}) {
-  std::vector<std::string> command = {"/usr/bin/env", "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=counted_step",
-                                      std::string(QUIRE_BUILD_ROOT) + "/tests/programs/counted_step", precision, instruction_set};
-  command.insert(command.end(), kernels.begin(), kernels.end());
+/// Instructions of a program, in millions; of what happens inside one of its functions alone, where `options` say so.
+double count_of(const std::vector<std::string>& program_and_arguments, const std::vector<std::string>& options = {}) {
+  std::vector<std::string> command = {"/usr/bin/env", "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"};
+  for (const auto* part : {&options, &program_and_arguments}) command.insert(command.end(), part->begin(), part->end());
   Program program(command);
   const ProgramResult result = program.wait();
   BOOST_REQUIRE_MESSAGE(result.status == 0, "valgrind ended with " << result.status << ": " << result.err);
   const size_t at = result.err.find("Collected : ");
   BOOST_REQUIRE_MESSAGE(at != std::string::npos, "no count in: " << result.err);
   return std::stod(result.err.substr(at + 12)) / 1e6;
+}
+
+/// Of the step.
+double count(const std::string& precision, const std::string& instruction_set, const std::vector<std::string>& kernels = {}) {
+  std::vector<std::string> command = {std::string(QUIRE_BUILD_ROOT) + "/tests/programs/counted_step", precision, instruction_set};
+  command.insert(command.end(), kernels.begin(), kernels.end());
+  return count_of(command, {"--toggle-collect=counted_step"});
 }
 
 }  // namespace
@@ -51,6 +57,16 @@ BOOST_AUTO_TEST_CASE(a_step_takes_no_more_instructions_than_recorded) {
 BOOST_AUTO_TEST_CASE(a_slower_kernel_is_seen) {
   if (!can_count()) return;
   BOOST_TEST(count("f32", "avx2", {"matmul=reference"}) > 1.05 * recorded_counts[0].second);
+}
+
+// Twice the layers, twice the work: a check of every name against every other one took minutes where layers are many.
+BOOST_AUTO_TEST_CASE(planning_goes_by_the_number_of_layers_and_not_by_its_square) {
+  if (!can_count()) return;
+  const auto planning = [](int layers) {
+    return count_of({tool("plan"), QUIRE_SOURCE_ROOT "/tools/configs/tiny.toml", "run.threads=1", "model.n_layers=" + std::to_string(layers), "--flops", "1T"});
+  };
+  const double some = planning(1024), twice = planning(2048);
+  BOOST_TEST(twice < 2.5 * some, twice << " million instructions for 2048 layers, " << some << " for 1024");
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -172,10 +172,9 @@ BOOST_AUTO_TEST_CASE(thousands_of_ranks) {
   BOOST_TEST(std::filesystem::file_size(svg) < 2000000U);
 }
 
-// Nothing looks through all layers for each of them: a second, where such loops took most of a minute.
-BOOST_AUTO_TEST_CASE(the_deepest_model_is_planned_at_once) {
-  const ProgramResult result = run_program({tool("plan"), tiny, "run.threads=1", "model.n_layers=16384"}, {.patience_seconds = 120});
-  BOOST_TEST(result.status == 0, result.err);
+// Nothing looks through all layers for each of them: instructions.cpp counts.
+BOOST_AUTO_TEST_CASE(the_deepest_model_is_planned) {
+  const ProgramResult result = run_well({tool("plan"), tiny, "run.threads=1", "model.n_layers=16384"});
   BOOST_TEST(result.out.find("embedding to head") != std::string::npos, result.out);
 }
 
