@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "data/corpus.h"
+#include "data/shard_index.h"
 
 namespace quire {
 
@@ -57,7 +58,6 @@ class ShardWriter final : public DocumentSink {
     void put(std::span<const std::byte> bytes);
     void flush();
   };
-  struct Shard { int64_t tokens = 0, documents = 0; };
 
   std::string file_name(const char* kind, size_t shard) const;
   void open_output(Output& output, const std::string& path, const char* magic, int64_t unit);
@@ -72,7 +72,7 @@ class ShardWriter final : public DocumentSink {
   FileSystem& fs_;
   bool wide_, has_mask_ = false, finished_ = false;
   Output tokens_, mask_, index_;
-  std::vector<Shard> shards_;
+  std::vector<ShardIndex::Shard> shards_;
   ShardSummary summary_;
   int64_t longest_ = 0;
   ContentDigest content_;

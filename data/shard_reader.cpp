@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "data/shard.h"
 #include "data/shard_format.h"
+#include "data/shard_index.h"
 #include "runtime/error.h"
 
 namespace quire {
@@ -15,93 +15,6 @@ using namespace shard_format;
 namespace {
 
 constexpr int64_t largest_index_in_memory = int64_t{64} << 20, largest_verified = int64_t{256} << 20;  // bytes
-
-/// index.json with every field checked.
-struct Description {
-  std::string tokenizer;
-  int64_t vocabulary_size, documents, tokens, valid, text_bytes, longest, width;
-  int32_t eos;
-  std::optional<int32_t> bos;
-  bool has_mask;
-  uint64_t digest, index_digest;
-  std::vector<std::pair<int64_t, int64_t>> shards;  // tokens, documents
-};
-
-class Fields {
- public:
-  Fields(const nlohmann::json& json, const std::string& path) : json_(json), path_(path) {}
-  const nlohmann::json& at(const char* key) const {
-    const auto it = json_.find(key);
-    if (it == json_.end()) fail<DataError>("shards", "'{}' lacks the key '{}'", path_, key);
-    return *it;
-  }
-  int64_t integer(const char* key, int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) const {
-    const nlohmann::json& value = at(key);
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(most)) ||
-        value.get<int64_t>() < least || value.get<int64_t>() > most)
-      fail<DataError>("shards", "'{}', key '{}': {} is no integer in [{}, {}]", path_, key, value.dump(), least, most);
-    return value.get<int64_t>();
-  }
-  std::string text(const char* key) const {
-    if (!at(key).is_string()) fail<DataError>("shards", "'{}', key '{}': {} is no text", path_, key, at(key).dump());
-    return at(key).get<std::string>();
-  }
-
- private:
-  const nlohmann::json& json_;
-  const std::string& path_;
-};
-
-Description describe(const std::string& path, FileSystem& fs) {
-  const std::string text = read_text(fs, path);
-  if (text.empty()) fail<DataError>("shards", "'{}' is empty", path);
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    fail<DataError>("shards", "'{}' is no JSON ({}): it is truncated or damaged", path, error.what());
-  }
-  if (!json.is_object() || json.value("magic", nlohmann::json()) != nlohmann::json(json_magic))
-    fail<DataError>("shards", "'{}' does not describe a corpus: its key 'magic' is not '{}'", path, json_magic);
-  const Fields fields(json, path);
-  const int64_t found = fields.integer("version", 0);
-  if (found != version)
-    fail<DataError>("shards", "'{}' is of version {}; this program reads version {}: prepare the corpus again", path, found,
-                    version);
-
-  Description d;
-  d.tokenizer = fields.text("tokenizer");
-  d.vocabulary_size = fields.integer("vocabulary_size", 1, std::numeric_limits<int32_t>::max());
-  d.eos = static_cast<int32_t>(fields.integer("eos", 0, d.vocabulary_size - 1));
-  if (!fields.at("bos").is_null()) d.bos = static_cast<int32_t>(fields.integer("bos", 0, d.vocabulary_size - 1));
-  const std::string type = fields.text("token_type");
-  if (type != "u16" && type != "u32") fail<DataError>("shards", "'{}', key 'token_type': '{}' is neither u16 nor u32", path, type);
-  d.width = type == "u16" ? 2 : 4;
-  if (!fields.at("has_mask").is_boolean()) fail<DataError>("shards", "'{}', key 'has_mask' is neither true nor false", path);
-  d.has_mask = fields.at("has_mask").get<bool>();
-  constexpr int64_t most = std::numeric_limits<int64_t>::max() / 64;  // keeps every size in bytes inside 64 bits
-  d.documents = fields.integer("documents", 1, most);
-  d.tokens = fields.integer("tokens", d.documents, most);
-  d.valid = fields.integer("valid", 0, d.tokens - d.documents);
-  d.text_bytes = fields.integer("text_bytes", -1);
-  d.longest = fields.integer("longest", 1, d.tokens);
-  d.digest = from_hex(fields.text("digest"));
-  d.index_digest = from_hex(fields.text("index_digest"));
-  const nlohmann::json& shards = fields.at("shards");
-  if (!shards.is_array() || shards.empty()) fail<DataError>("shards", "'{}', key 'shards' is no list of shards", path);
-  int64_t tokens = 0, documents = 0;
-  for (const nlohmann::json& shard : shards) {
-    if (!shard.is_object()) fail<DataError>("shards", "'{}', key 'shards': {} is no shard", path, shard.dump());
-    const Fields of_shard(shard, path);
-    d.shards.emplace_back(of_shard.integer("tokens", 1, d.tokens), of_shard.integer("documents", 1, d.documents));
-    tokens = std::min(tokens + d.shards.back().first, most + 1);  // saturates: a lying list can not overflow
-    documents = std::min(documents + d.shards.back().second, most + 1);
-  }
-  if (tokens != d.tokens || documents != d.documents)
-    fail<DataError>("shards", "'{}': its shards hold {} tokens in {} documents, but it says {} in {}", path, tokens, documents,
-                    d.tokens, d.documents);
-  return d;
-}
 
 struct Part {
   std::string path;
@@ -129,8 +42,8 @@ Part open_part(FileSystem& fs, std::string path, const char* magic, int64_t unit
 class ShardCorpus final : public Corpus {
  public:
   ShardCorpus(const std::string& path, const CorpusOptions& options, FileSystem& fs)
-      : description_(describe(path + "/index.json", fs)) {
-    const Description& d = description_;
+      : description_(ShardIndex::from_json(path + "/index.json", read_text(fs, path + "/index.json"))) {
+    const ShardIndex& d = description_;
     info_.path = path;
     info_.tokenizer = d.tokenizer;
     info_.vocabulary_size = d.vocabulary_size;
@@ -144,9 +57,9 @@ class ShardCorpus final : public Corpus {
     int64_t first = 0;
     for (size_t i = 0; i < d.shards.size(); ++i) {
       starts_.push_back(first);
-      first += d.shards[i].first;
-      tokens_.push_back(open_part(fs, fmt::format("{}/tokens-{:05}.bin", path, i), tokens_magic, d.width, d.shards[i].first));
-      if (d.has_mask) masks_.push_back(open_part(fs, fmt::format("{}/mask-{:05}.bin", path, i), mask_magic, 1, d.shards[i].first));
+      first += d.shards[i].tokens;
+      tokens_.push_back(open_part(fs, fmt::format("{}/tokens-{:05}.bin", path, i), tokens_magic, d.width, d.shards[i].tokens));
+      if (d.has_mask) masks_.push_back(open_part(fs, fmt::format("{}/mask-{:05}.bin", path, i), mask_magic, 1, d.shards[i].tokens));
     }
     if (d.documents * static_cast<int64_t>(sizeof(Entry)) <= largest_index_in_memory) load_index();
     const bool verify = options.verify == CorpusOptions::Verify::always ||
@@ -227,7 +140,7 @@ class ShardCorpus final : public Corpus {
 
   size_t shard_of(int64_t d, const Entry& e) const {
     const size_t shard = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), e.first) - starts_.begin()) - 1;
-    if (e.first + e.length > starts_[shard] + description_.shards[shard].first)
+    if (e.first + e.length > starts_[shard] + description_.shards[shard].tokens)
       fail<DataError>("shards", "'{}': document {} reaches beyond its shard: the index is damaged", index_.path, d);
     return shard;
   }
@@ -280,7 +193,7 @@ class ShardCorpus final : public Corpus {
                       info_.path, to_hex(found), to_hex(info_.digest));
   }
 
-  Description description_;
+  ShardIndex description_;
   Part index_;
   std::vector<Part> tokens_, masks_;
   std::vector<int64_t> starts_;   // first token of each shard

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "data/shard.h"
 #include "data/shard_format.h"
@@ -167,24 +166,21 @@ ShardSummary ShardWriter::finish() {
     if (output->file) close_output(*output);
   summary_.digest = content_.value(options_.eos, options_.bos);
 
-  nlohmann::ordered_json json;
-  json["magic"] = json_magic;
-  json["version"] = version;
-  json["tokenizer"] = options_.tokenizer;
-  json["vocabulary_size"] = options_.vocabulary_size;
-  json["eos"] = options_.eos;
-  json["bos"] = options_.bos ? nlohmann::ordered_json(*options_.bos) : nlohmann::ordered_json(nullptr);
-  json["token_type"] = wide_ ? "u32" : "u16";
-  json["has_mask"] = has_mask_;
-  json["documents"] = summary_.documents;
-  json["tokens"] = summary_.tokens;
-  json["valid"] = summary_.valid;
-  json["text_bytes"] = summary_.text_bytes;
-  json["longest"] = longest_;
-  json["digest"] = to_hex(summary_.digest);
-  json["index_digest"] = to_hex(index_.digest.value());
-  for (const Shard& shard : shards_) json["shards"].push_back({{"tokens", shard.tokens}, {"documents", shard.documents}});
-  write_atomically(fs_, beside_ + "/index.json", json.dump(2) + "\n");
+  const ShardIndex index{.tokenizer = options_.tokenizer,
+                         .vocabulary_size = options_.vocabulary_size,
+                         .documents = summary_.documents,
+                         .tokens = summary_.tokens,
+                         .valid = summary_.valid,
+                         .text_bytes = summary_.text_bytes,
+                         .longest = longest_,
+                         .width = wide_ ? 4 : 2,
+                         .eos = options_.eos,
+                         .bos = options_.bos,
+                         .has_mask = has_mask_,
+                         .digest = summary_.digest,
+                         .index_digest = index_.digest.value(),
+                         .shards = shards_};
+  write_atomically(fs_, beside_ + "/index.json", index.to_json());
 
   fs_.sync_directory(beside_);
   fs_.rename(beside_, path_);

@@ -29,6 +29,8 @@ struct ModelConfig {
   void validate() const;
   /// Validates and fills the defaults; sliding_window gets one entry per layer.
   ModelConfig resolved() const;
+  /// `sliding_window` of a layer.
+  int64_t window(int64_t layer) const { return sliding_window.empty() ? 0 : sliding_window.at(sliding_window.size() == 1 ? 0 : static_cast<size_t>(layer)); }
   /// Numbers to be learnt.
   int64_t parameter_count() const;
 

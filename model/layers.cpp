@@ -17,7 +17,7 @@ DecoderLayer::DecoderLayer(ParameterSet& parameters, const ModelConfig& config, 
   options_.heads = config.n_heads;
   options_.kv_heads = config.n_kv_heads;
   options_.head_dim = config.head_dim;
-  options_.window = config.sliding_window.empty() ? 0 : config.sliding_window.at(static_cast<size_t>(index));
+  options_.window = config.window(index);
   options_.backend = attention_backend_from(config.attention_backend);
   const int64_t dim = config.dim, queries = config.n_heads * config.head_dim, keys = config.n_kv_heads * config.head_dim, ffn = config.ffn_hidden_dim;
   // Layers that write into the residual stream start smaller, so that its variance does not grow with depth (Radford et al., 2019).

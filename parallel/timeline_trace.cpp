@@ -47,7 +47,7 @@ class Trace {
   }
 
  private:
-  static std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+  static std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
   void add(const Json& event) { events_.push_back(dump(event)); }
 
   void computations(int64_t rank) {

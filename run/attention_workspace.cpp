@@ -21,9 +21,7 @@ bool any_by_cudnn(const Config& config) {
 }  // namespace
 
 bool attends_by_cudnn(const Config& config, int64_t layer) {
-  const std::vector<int64_t>& windows = config.model.sliding_window;
-  if (config.model.attention_backend != "cudnn") return false;
-  return windows.empty() || windows[windows.size() == 1 ? 0 : static_cast<size_t>(layer)] == 0;
+  return config.model.attention_backend == "cudnn" && config.model.window(layer) == 0;
 }
 
 int64_t attention_workspace(Rank& rank, const Config& config, int64_t longest) {

@@ -11,7 +11,7 @@ ContextCosts context_costs(const Config& config) {
   ContextCosts costs;
   costs.windows.clear();
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
-    const int64_t window = model.sliding_window.empty() ? 0 : model.sliding_window[static_cast<size_t>(layer)];
+    const int64_t window = model.window(layer);
     const auto known = std::ranges::find(costs.windows, window, &LayerWindow::window);
     if (known != costs.windows.end())
       ++known->layers;

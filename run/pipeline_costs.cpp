@@ -45,7 +45,7 @@ ActionWork& ActionWork::operator+=(const ActionWork& other) {
 PipelineCostModel::PipelineCostModel(const ModelConfig& model, DType dtype, Recomputation recomputation, int64_t context)
     : model_(model.resolved()), dtype_(dtype), recomputation_(recomputation), context_(context), memory_(model_, dtype, recomputation) {
   for (int64_t layer = 0; layer < model_.n_layers; ++layer) {
-    const int64_t window = model_.sliding_window.empty() ? 0 : model_.sliding_window[static_cast<size_t>(layer)];
+    const int64_t window = model_.window(layer);
     const auto known = std::ranges::find(windows_, window);
     window_of_.push_back(static_cast<size_t>(known - windows_.begin()));
     if (known == windows_.end()) windows_.push_back(window);

@@ -129,11 +129,9 @@ ProbeRow equal_probe_row(const ModelConfig& model, const ProbeInput& from, int64
 }
 
 int64_t influence_reach(const ModelConfig& model) {
-  if (model.sliding_window.empty()) return -1;
   int64_t reach = 0;
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
-    const size_t i = model.sliding_window.size() == 1 ? 0 : static_cast<size_t>(layer);
-    const int64_t window = model.sliding_window[i];
+    const int64_t window = model.window(layer);
     if (window == 0) return -1;
     reach += window - 1;
   }

@@ -69,15 +69,26 @@ FolderLock::~FolderLock() { ::close(descriptor_); }
 
 RunFolder::RunFolder(std::string path, FileSystem& fs) : path_(std::move(path)), fs_(fs) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
+  made_ = !disk().exists(path_);
   make_durable_directories(disk(), path_);
   lock_ = std::make_unique<FolderLock>(file("lock"));
   make_durable_directories(fs_, checkpoints());
+}
+
+RunFolder::~RunFolder() {
+  if (!removed_without_config_) return;
+  metrics_.reset();
+  try {
+    disk().remove_all(path_);  // while it is locked
+  } catch (const std::exception&) {  // what refused the start matters more
+  }
 }
 
 bool RunFolder::store_config(const Config& config) {
   const std::optional<Config> before = stored_config(path_, fs_);
   if (before) check_resumable(*before, config);
   if (!before || !(*before == config)) write_atomically(fs_, file("config.toml"), to_toml(config));
+  removed_without_config_ = false;
   return before.has_value();
 }
 

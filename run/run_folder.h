@@ -29,6 +29,9 @@ class RunFolder {
  public:
   /// Makes the folder where it is missing and locks it. The lock is the machine's even where `fs` is another file system.
   explicit RunFolder(std::string path, FileSystem& fs = disk());
+  ~RunFolder();
+  /// A folder that was made here and has no config in the end will be removed: what is refused to start leaves nothing behind.
+  void remove_without_config() { removed_without_config_ = made_; }
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -53,6 +56,7 @@ class RunFolder {
  private:
   std::string path_;
   FileSystem& fs_;
+  bool made_, removed_without_config_ = false;
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<File> metrics_;
 };

@@ -66,6 +66,7 @@ Session::Session(const Config& config, FileSystem& fs, const ProgressOptions& pr
   check_means();
   if (world_.rank() == 0) {
     folder_ = std::make_unique<RunFolder>(config_.run.dir, fs_);
+    folder_->remove_without_config();
     log_ = std::make_unique<Log>(fs_, folder_->file("log.txt"));
   }
   data_ = open_data(config_, fs_);

@@ -32,7 +32,7 @@ Schedule schedule_of(const Config& config) {
 int64_t useful_pairs(const ModelConfig& config, const Documents& documents) {
   int64_t pairs = 0, last_window = -1, last = 0;
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
-    const int64_t window = config.sliding_window.empty() ? 0 : config.sliding_window[static_cast<size_t>(layer)];
+    const int64_t window = config.window(layer);
     if (window != last_window) last = documents.useful_pairs(window);
     last_window = window;
     pairs += last;

@@ -104,8 +104,7 @@ __device__ inline void multiply_stage(uint32_t a_tile, uint32_t b_tile, int warp
   }
 }
 
-template <class C>
-__device__ inline void write_sums(const MatmulResult<C>& c, int64_t first_row, int64_t first_column, const Sums& sum) {
+__device__ inline void write_sums(const MatmulResult& c, int64_t first_row, int64_t first_column, const Sums& sum) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row = first_row + lane / 4, column = first_column + lane % 4 * 2;
 #pragma unroll
@@ -117,8 +116,8 @@ __device__ inline void write_sums(const MatmulResult<C>& c, int64_t first_row, i
     }
 }
 
-template <bool a_deep, bool b_deep, class C>
-__global__ void __launch_bounds__(threads, 2) multiply_mma(Operand a, Operand b, MatmulResult<C> c, int64_t k, int64_t down, int64_t across) {
+template <bool a_deep, bool b_deep>
+__global__ void __launch_bounds__(threads, 2) multiply_mma(Operand a, Operand b, MatmulResult c, int64_t k, int64_t down, int64_t across) {
   DYNAMIC_SMEM(shared);
   unsigned char* const a_tiles = shared;
   unsigned char* const b_tiles = shared + stages * tile_bytes;
@@ -155,19 +154,11 @@ Operand operand_of(const MatmulOperand& operand) {
   return {static_cast<const gpu::bf16*>(operand.data), operand.lines, operand.columns, operand.stride, is_aligned(operand.data, operand.stride, DType::bf16, 16)};
 }
 
-template <bool a_deep, bool b_deep, class C>
+template <bool a_deep, bool b_deep>
 void run(Rank& rank, const MatmulArgs& args) {
-  const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
-  gpu::launch(multiply_mma<a_deep, b_deep, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * stages * tile_bytes, stream_of(rank),
-              operand_of(left_operand(args)), operand_of(right_operand(args)), c, args.k, down, across);
-}
-
-template <class C>
-void run_form(Rank& rank, const MatmulArgs& args) {
-  const bool a_deep = args.a_col == 1, b_deep = args.b_col != 1;
-  if (a_deep) return b_deep ? run<true, true, C>(rank, args) : run<true, false, C>(rank, args);
-  return b_deep ? run<false, true, C>(rank, args) : run<false, false, C>(rank, args);
+  gpu::launch(multiply_mma<a_deep, b_deep>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * stages * tile_bytes, stream_of(rank),
+              operand_of(left_operand(args)), operand_of(right_operand(args)), result_of(args), args.k, down, across);
 }
 
 }  // namespace
@@ -177,8 +168,9 @@ bool matmul_mma_can_run(const MatmulArgs& args) { return args.type == DType::bf1
 void matmul_mma(Rank& rank, const MatmulArgs& args) {
   count_flops(rank, 2 * args.m * args.n * args.k);
   if (args.m == 0 || args.n == 0) return;
-  if (args.c_type == DType::bf16) run_form<gpu::bf16>(rank, args);
-  else run_form<float>(rank, args);
+  const bool a_deep = args.a_col == 1, b_deep = args.b_col != 1;
+  if (a_deep) return b_deep ? run<true, true>(rank, args) : run<true, false>(rank, args);
+  return b_deep ? run<false, true>(rank, args) : run<false, false>(rank, args);
 }
 
 }  // namespace quire

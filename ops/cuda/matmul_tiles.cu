@@ -68,8 +68,8 @@ __device__ inline void multiply_add(const float* a, const float* b, float (&sum)
   }
 }
 
-template <class T, class C>
-__global__ void __launch_bounds__(threads) multiply_tiles(Operand<T> a, Operand<T> b, MatmulResult<C> c, int64_t k, int64_t down, int64_t across) {
+template <class T>
+__global__ void __launch_bounds__(threads) multiply_tiles(Operand<T> a, Operand<T> b, MatmulResult c, int64_t k, int64_t down, int64_t across) {
   DYNAMIC_SMEM(shared);
   float* const a_tile = reinterpret_cast<float*>(shared);
   float* const b_tile = a_tile + steps * pitch;
@@ -97,13 +97,12 @@ __global__ void __launch_bounds__(threads) multiply_tiles(Operand<T> a, Operand<
   }
 }
 
-template <class T, class C>
+template <class T>
 void run(Rank& rank, const MatmulArgs& args) {
   const Operand<T> a{static_cast<const T*>(args.a), args.a_row, args.a_col, args.m, args.a_col == 1};
   const Operand<T> b{static_cast<const T*>(args.b), args.b_col, args.b_row, args.n, args.b_row == 1};
-  const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const int64_t down = (args.m + side - 1) / side, across = (args.n + side - 1) / side;
-  gpu::launch(multiply_tiles<T, C>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * steps * pitch * sizeof(float), stream_of(rank), a, b, c,
+  gpu::launch(multiply_tiles<T>, dim3(static_cast<unsigned>(std::min(down * across, most_blocks))), dim3(threads), 2 * steps * pitch * sizeof(float), stream_of(rank), a, b, result_of(args),
               args.k, down, across);
 }
 
@@ -112,9 +111,8 @@ void run(Rank& rank, const MatmulArgs& args) {
 void matmul_tiles(Rank& rank, const MatmulArgs& args) {
   count_flops(rank, 2 * args.m * args.n * args.k);
   if (args.m == 0 || args.n == 0) return;
-  if (args.type == DType::f32) run<float, float>(rank, args);
-  else if (args.c_type == DType::bf16) run<gpu::bf16, gpu::bf16>(rank, args);
-  else run<gpu::bf16, float>(rank, args);
+  if (args.type == DType::f32) run<float>(rank, args);
+  else run<gpu::bf16>(rank, args);
 }
 
 }  // namespace quire

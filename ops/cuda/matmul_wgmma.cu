@@ -83,8 +83,8 @@ __device__ inline void multiply_stage(const Pipeline<columns>& at, int group, fl
   }
 }
 
-template <bool a_deep, bool b_deep, int columns, class C>
-__device__ inline void consume(const MatmulResult<C>& c, Walk walk, Pipeline<columns> at) {
+template <bool a_deep, bool b_deep, int columns>
+__device__ inline void consume(const MatmulResult& c, Walk walk, Pipeline<columns> at) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, group = warp / 4;
   for (int64_t tile = blockIdx.x; tile < walk.down * walk.across; tile += gridDim.x) {
     float sum[columns / 2] = {};
@@ -111,8 +111,8 @@ __device__ inline void consume(const MatmulResult<C>& c, Walk walk, Pipeline<col
   }
 }
 
-template <bool a_deep, bool b_deep, int columns, class C>
-__global__ void __launch_bounds__(threads, 1) multiply_wgmma(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, MatmulResult<C> c, Walk walk) {
+template <bool a_deep, bool b_deep, int columns>
+__global__ void __launch_bounds__(threads, 1) multiply_wgmma(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, MatmulResult c, Walk walk) {
   DYNAMIC_SMEM(shared);
   Pipeline<columns> pipeline(gpu::smem_addr(shared));
   if (threadIdx.x == 0) {
@@ -132,26 +132,18 @@ CUtensorMap map_of(Rank& rank, const MatmulOperand& operand, int box_lines) {
   return tensor_map(rank, operand.data, operand.lines, operand.columns, operand.stride, box_lines);
 }
 
-template <bool a_deep, bool b_deep, int columns, class C>
+template <bool a_deep, bool b_deep, int columns>
 void run(Rank& rank, const MatmulArgs& args) {
   const CUtensorMap a = map_of(rank, left_operand(args), a_deep ? rows : steps), b = map_of(rank, right_operand(args), b_deep ? columns : steps);
-  const MatmulResult<C> c{static_cast<C*>(args.c), args.c_row, args.m, args.n, args.accumulate, is_aligned(args.c, args.c_row, args.c_type, 2 * size_of(args.c_type))};
   const Walk walk{(args.m + rows - 1) / rows, (args.n + columns - 1) / columns, (args.k + steps - 1) / steps};
   const int64_t blocks = std::min<int64_t>(walk.down * walk.across, multiprocessors_of(rank));
-  gpu::launch(multiply_wgmma<a_deep, b_deep, columns, C>, dim3(static_cast<unsigned>(blocks)), dim3(threads), shared_bytes<columns>, stream_of(rank), a, b, c, walk);
+  gpu::launch(multiply_wgmma<a_deep, b_deep, columns>, dim3(static_cast<unsigned>(blocks)), dim3(threads), shared_bytes<columns>, stream_of(rank), a, b, result_of(args), walk);
 }
 
-template <bool a_deep, bool b_deep, class C>
+template <bool a_deep, bool b_deep>
 void run_width(Rank& rank, const MatmulArgs& args) {
-  if (args.n <= 128) run<a_deep, b_deep, 128, C>(rank, args);
-  else run<a_deep, b_deep, 256, C>(rank, args);
-}
-
-template <class C>
-void run_form(Rank& rank, const MatmulArgs& args) {
-  const bool a_deep = args.a_col == 1, b_deep = args.b_col != 1;
-  if (a_deep) return b_deep ? run_width<true, true, C>(rank, args) : run_width<true, false, C>(rank, args);
-  return b_deep ? run_width<false, true, C>(rank, args) : run_width<false, false, C>(rank, args);
+  if (args.n <= 128) run<a_deep, b_deep, 128>(rank, args);
+  else run<a_deep, b_deep, 256>(rank, args);
 }
 
 bool fits_maps(const MatmulOperand& operand) {
@@ -168,8 +160,9 @@ void matmul_wgmma(Rank& rank, const MatmulArgs& args) {
   require_capability_90(rank, "wgmma");  // no other has the instructions that this file is compiled to
   if (args.m == 0 || args.n == 0 || args.k == 0) return matmul_mma(rank, args);  // maps of nothing are none
   count_flops(rank, 2 * args.m * args.n * args.k);
-  if (args.c_type == DType::bf16) run_form<gpu::bf16>(rank, args);
-  else run_form<float>(rank, args);
+  const bool a_deep = args.a_col == 1, b_deep = args.b_col != 1;
+  if (a_deep) return b_deep ? run_width<true, true>(rank, args) : run_width<true, false>(rank, args);
+  return b_deep ? run_width<false, true>(rank, args) : run_width<false, false>(rank, args);
 }
 
 }  // namespace quire

@@ -1,6 +1,8 @@
 // Plans of cuDNN's attention: the real library makes them for an H200, for every family that is offered; engines that are recorded and chosen again.
 #include "cuda/cudnn_case.h"
 #include "ops/cuda/attention_cudnn_graphs.h"
+#include "run/attention_workspace.h"
+#include "run/memory_case.h"
 #include "runtime/cuda/device.h"
 #include "tier.h"
 
@@ -100,6 +102,31 @@ BOOST_AUTO_TEST_CASE(the_workspace_of_a_run_is_known_before_it_attends) {
   const int64_t longest = 16384, ds = options.heads * longest * longest * 2;
   BOOST_TEST(attention_workspace(ordered, options, DType::bf16, longest - 100, longest) > ds);
   BOOST_TEST(attention_workspace(unordered, options, DType::bf16, longest - 100, longest) < ds / 8);
+}
+
+BOOST_AUTO_TEST_CASE(the_advice_where_memory_lacks_counts_the_workspace) {
+  if (!there) return;
+  compile_plans();
+  const Scratch scratch;
+  const auto config_with = [&](const std::string& backend) {
+    return memory_config(scratch, "run", {"model.head_dim=64", "train.seq_len=2048", "train.global_batch_size=1", "train.microbatch_size=1", "train.mixed_precision=bf16", "run.device=cuda",
+                                          "model.attention_backend=" + backend});
+  };
+  const Config cudnn = config_with("cudnn"), block = config_with("block");
+  constexpr int64_t longest = 2048;
+  const int64_t workspace = attention_workspace(rank, cudnn, longest);
+  Config least = cudnn;
+  least.train.activation_checkpointing = "full";
+  int64_t needed = 1 << 16;
+  while (!fits_memory(least, longest, needed)) needed += needed / 16;
+  BOOST_TEST_REQUIRE(needed < workspace / 2);
+  // All of it would do for the tensors and for what other kernels take, but not for cuDNN's as well.
+  const int64_t limit = needed + workspace / 2;
+  Rank limited(RankOptions{.device = {DeviceKind::cuda, 0}, .memory_limit = limit}), wide(RankOptions{.device = {DeviceKind::cuda, 0}, .memory_limit = needed + workspace * 2});
+  const std::string fits = "; what would fit: train.activation_checkpointing=";
+  BOOST_TEST(memory_advice(limited, block, longest).starts_with(fits));
+  BOOST_TEST(memory_advice(limited, cudnn, longest).find("makes it fit") != std::string::npos);
+  BOOST_TEST(memory_advice(wide, cudnn, longest).starts_with(fits));
 }
 
 BOOST_AUTO_TEST_CASE(engines_are_recorded_and_chosen_again) {

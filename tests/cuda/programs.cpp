@@ -1,4 +1,5 @@
 // Whole programs on emulated machines (QUIRE_EMULATION, tests/emulation/environment.cpp). Libraries that are missing or too old: one line on the terminal, exit status 1, no run folder. A rank that is lost.
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "check.h"
@@ -88,6 +89,25 @@ BOOST_AUTO_TEST_CASE(nccl_is_missing_or_too_old) {
   refuses("devices=1,missing=libnccl", training("run", two) + started, {"[device] 2 ranks on a machine with 1 CUDA device"});
 }
 
+// Found when the ranks compute for the first time, after the run's folder was made: it is gone again.
+BOOST_AUTO_TEST_CASE(a_start_that_is_refused_late_leaves_no_folder_behind) {
+  if (emulation::address_sanitizer || emulation::thread_sanitizer) return;
+  const auto refused = [&](const std::string& machine, const std::vector<std::string>& overrides, const std::string& part) {
+    const ProgramResult result = run(machine, training("run", overrides));
+    BOOST_TEST(result.status == 1, result.err);
+    BOOST_TEST((result.err.find(part) != std::string::npos && std::count(result.err.begin(), result.err.end(), '\n') == 1), result.err);
+    BOOST_TEST(!std::filesystem::exists(path("run")));
+  };
+  refused("missing=libcublasLt", {"run.device=cuda"}, "[cuda] libcublasLt.so.");
+  refused("devices=1", {"run.device=cuda", "run.kernels=[\"matmul=warp\"]"}, "[run.kernels] matmul has no kernel 'warp'");
+  // Control: a folder that was there is left as it was.
+  std::filesystem::create_directories(path("run"));
+  std::ofstream(path("run/notes.txt")) << "mine";
+  const ProgramResult result = run("missing=libcublasLt", training("run", {"run.device=cuda"}));
+  BOOST_TEST(result.status == 1, result.err);
+  BOOST_TEST(std::filesystem::exists(path("run/notes.txt")));
+}
+
 // What is not asked for is not missed.
 BOOST_AUTO_TEST_CASE(control_programs_run_without_the_libraries_that_they_do_not_need) {
   if (emulation::address_sanitizer || emulation::thread_sanitizer) return;
@@ -98,6 +118,17 @@ BOOST_AUTO_TEST_CASE(control_programs_run_without_the_libraries_that_they_do_not
   }
   const ProgramResult generated = run("missing=libcudnn", {tool("generate"), path("missing=libcudnn"), "--device", "cuda", "--tokens", "2"});
   BOOST_TEST(generated.status == 0, generated.err);
+}
+
+BOOST_AUTO_TEST_CASE(a_model_trained_with_cudnn_generates_without_it_and_on_a_cpu) {
+  if (emulation::address_sanitizer || emulation::thread_sanitizer || lacks("missing=libcudnn", "a build without cuDNN's header") || lacks("devices=1", "libcudnn.so.9: the emulated machine has none")) return;
+  const ProgramResult trained = run("devices=1", training("run", with_cudnn + std::vector<std::string>{"train.max_steps=1", "eval.interval=0", "data.eval_fraction=0"}));
+  BOOST_TEST_REQUIRE(trained.status == 0, trained.err);
+  for (const char* device : {"cuda", "cpu"}) {
+    const ProgramResult generated = run("missing=libcudnn", {tool("generate"), path("run"), "--device", device, "--tokens", "2", "--ids"});
+    BOOST_TEST(generated.status == 0, generated.err);
+    BOOST_TEST(std::count(generated.out.begin(), generated.out.end(), ' ') >= 1, generated.out);
+  }
 }
 
 // The memory that cuDNN takes beside tensors: asked for where it can be, else said to be missing in the plan.

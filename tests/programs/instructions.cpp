@@ -59,14 +59,16 @@ BOOST_AUTO_TEST_CASE(a_slower_kernel_is_seen) {
   BOOST_TEST(count("f32", "avx2", {"matmul=reference"}) > 1.05 * recorded_counts[0].second);
 }
 
-// Twice the layers, twice the work: a check of every name against every other one took minutes where layers are many.
+// Twice the layers, twice the work: checking every name against every other one, or trying every end of every stage, took minutes where layers are many.
 BOOST_AUTO_TEST_CASE(planning_goes_by_the_number_of_layers_and_not_by_its_square) {
   if (!can_count()) return;
-  const auto planning = [](int layers) {
-    return count_of({tool("plan"), QUIRE_SOURCE_ROOT "/tools/configs/tiny.toml", "run.threads=1", "model.n_layers=" + std::to_string(layers), "--flops", "1T"});
+  const auto planning = [](int layers, int stages) {
+    return count_of({tool("plan"), QUIRE_SOURCE_ROOT "/tools/configs/tiny.toml", "run.threads=1", "model.n_layers=" + std::to_string(layers), "distributed.pp=" + std::to_string(stages), "--flops", "1T"});
   };
-  const double some = planning(1024), twice = planning(2048);
-  BOOST_TEST(twice < 2.5 * some, twice << " million instructions for 2048 layers, " << some << " for 1024");
+  for (const int stages : {1, 16}) {
+    const double some = planning(1024, stages), twice = planning(2048, stages);
+    BOOST_TEST(twice < 2.5 * some, twice << " million instructions for 2048 layers in " << stages << " stages, " << some << " for 1024");
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -132,6 +132,27 @@ BOOST_AUTO_TEST_CASE(a_resumed_record_equals_that_of_a_run_that_never_stopped) {
   BOOST_TEST(record_of(scratch, "careless") != record_of(scratch, "whole").substr(0, record_of(scratch, "careless").size()));
 }
 
+BOOST_AUTO_TEST_CASE(a_start_that_is_refused_leaves_no_folder_and_one_that_is_not_does) {
+  const Scratch scratch;
+  const std::string path = scratch.path("run");
+  const auto begin = [&](bool goes_well) {
+    RunFolder folder(path);
+    folder.remove_without_config();
+    write_atomically(disk(), folder.file("log.txt"), "a line\n");
+    if (goes_well) folder.store_config({});
+  };
+  begin(false);
+  BOOST_TEST(!disk().exists(path));
+  begin(true);
+  BOOST_TEST(disk().exists(path + "/config.toml"));
+  begin(false);  // a later start that is refused takes nothing of an earlier one
+  BOOST_TEST(disk().exists(path + "/config.toml"));
+  disk().remove_all(path);
+  disk().make_directories(path);  // nor a folder that somebody else made
+  begin(false);
+  BOOST_TEST(disk().exists(path + "/log.txt"));
+}
+
 BOOST_AUTO_TEST_CASE(truncating_in_the_middle_of_a_run_goes_on_in_the_new_file) {
   const Scratch scratch;
   RunFolder folder(scratch.path("run"));
