@@ -36,24 +36,27 @@ double least_dearest(const std::vector<double>& before, size_t stages) {
 
 double squares(double cost, double rest) { return cost * cost + rest; }
 
-/// best[k][i]: the least sum of squared costs over the ways to cut layers [i, n) into k stages of at most `limit` each; infinite where there is none.
+/// best[k][i]: the least sum of squared costs over the ways to cut layers [i, n) into k stages of at most `limit` each. Infinite where there is none, or where no way to cut
+/// the layers before i into the other stages is that cheap.
 std::vector<std::vector<double>> best_cuts(const std::vector<double>& before, size_t stages, double limit) {
   const size_t n = before.size() - 1;
+  // Between which layers the last k stages can begin: those from there on hold as much as they may, and those before it.
+  std::vector<size_t> earliest(stages + 1, n), latest(stages + 1, n);
+  for (size_t k = 1; k <= stages; ++k)
+    for (earliest[k] = earliest[k - 1]; earliest[k] > 0 && before[earliest[k - 1]] - before[earliest[k] - 1] <= limit;) --earliest[k];
+  latest[stages] = 0;
+  for (size_t k = stages - 1; k > 0; --k)
+    for (latest[k] = latest[k + 1]; latest[k] < n - k && before[latest[k] + 1] - before[latest[k + 1]] <= limit;) ++latest[k];
+
   std::vector<std::vector<double>> best(stages + 1, std::vector<double>(n + 1, infinite));
   best[0][n] = 0;
-  size_t earliest = n;  // from where on the rest can be cut into k - 1 stages
-  for (size_t k = 1; k <= stages; ++k) {
-    size_t first = n;
-    for (size_t i = 0; i < n; ++i) {
-      for (size_t j = std::max(i + 1, earliest); j <= n; ++j) {
+  for (size_t k = 1; k <= stages; ++k)
+    for (size_t i = earliest[k]; i <= latest[k]; ++i)
+      for (size_t j = std::max(i + 1, earliest[k - 1]); j <= latest[k - 1]; ++j) {
         const double cost = before[j] - before[i];
         if (cost > limit || squares(cost, 0) > best[k][i]) break;  // more layers cost more
         best[k][i] = std::min(best[k][i], squares(cost, best[k - 1][j]));
       }
-      if (best[k][i] < infinite) first = std::min(first, i);
-    }
-    earliest = first;
-  }
   return best;
 }
 
