@@ -109,7 +109,7 @@ BOOST_AUTO_TEST_CASE(the_advice_where_memory_lacks_counts_the_workspace) {
   compile_plans();
   const Scratch scratch;
   const auto config_with = [&](const std::string& backend) {
-    return memory_config(scratch, "run", {"model.head_dim=64", "train.seq_len=2048", "train.global_batch_size=1", "train.microbatch_size=1", "train.mixed_precision=bf16", "run.device=cuda",
+    return memory_config(scratch, "run", {"model.head_dim=64", "model.max_seq_len=2048", "train.seq_len=2048", "train.global_batch_size=1", "train.microbatch_size=1", "train.mixed_precision=bf16", "run.device=cuda",
                                           "model.attention_backend=" + backend});
   };
   const Config cudnn = config_with("cudnn"), block = config_with("block");
