@@ -115,9 +115,7 @@ void run(const Settings& settings) {
   options.device = device_of(settings.device, dtype, {});
   Rank rank(options);
   check_device(rank, dtype);
-  ModelConfig config = info.model;
-  if (config.attention_backend == "cudnn") config.attention_backend = "block";  // which attends to a cache too, and on every device
-  Model model(rank, config, dtype, false);
+  Model model(rank, info.model, dtype, false);
   source->load(rank, model);
   GenerationOptions generation = settings.generation;
   generation.end_tokens = info.eos;
