@@ -21,7 +21,7 @@ struct ShardIndex {
   std::vector<Shard> shards;
 
   std::string to_json() const;
-  /// DataError that names `path` and the key for anything but what `to_json` writes, or counts that contradict each other.
+  /// DataError that names `path`, and the key that is missing, of another type or out of range; also for counts that contradict each other.
   static ShardIndex from_json(const std::string& path, std::string_view text);
 };
 

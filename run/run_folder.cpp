@@ -30,13 +30,13 @@ std::string read_holder(int descriptor) {
   return text.empty() ? "another process" : text;
 }
 
-/// Makes missing folders and syncs the names of those it made: what is saved in them later must not vanish with them.
-void make_durable_directories(FileSystem& fs, const std::string& path) {
-  std::vector<std::string> parents;
-  for (std::filesystem::path at = path; at.has_relative_path() && !fs.exists(at.string()); at = at.parent_path())
-    parents.push_back(at.has_parent_path() ? at.parent_path().string() : ".");
+/// Makes missing folders and syncs the names of those it made: what is saved in them later must not vanish with them. Returns these, the innermost first.
+std::vector<std::string> make_durable_directories(FileSystem& fs, const std::string& path) {
+  std::vector<std::string> made;
+  for (std::filesystem::path at = path; at.has_relative_path() && !fs.exists(at.string()); at = at.parent_path()) made.push_back(at.string());
   fs.make_directories(path);
-  for (const std::string& parent : parents) fs.sync_directory(parent);
+  for (const std::filesystem::path at : made) fs.sync_directory(at.has_parent_path() ? at.parent_path().string() : ".");
+  return made;
 }
 
 }  // namespace
@@ -69,19 +69,16 @@ FolderLock::~FolderLock() { ::close(descriptor_); }
 
 RunFolder::RunFolder(std::string path, FileSystem& fs) : path_(std::move(path)), fs_(fs) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
-  made_ = !disk().exists(path_);
-  make_durable_directories(disk(), path_);
+  made_ = make_durable_directories(disk(), path_);
   lock_ = std::make_unique<FolderLock>(file("lock"));
   make_durable_directories(fs_, checkpoints());
 }
 
 RunFolder::~RunFolder() {
-  if (!removed_without_config_) return;
-  metrics_.reset();
-  try {
-    disk().remove_all(path_);  // while it is locked
-  } catch (const std::exception&) {  // what refused the start matters more
-  }
+  if (!removed_without_config_ || made_.empty()) return;
+  std::error_code ignored;  // what refused the start matters more
+  std::filesystem::remove_all(made_.front(), ignored);  // while it is locked
+  for (const std::string& parent : std::span(made_).subspan(1)) std::filesystem::remove(parent, ignored);  // where it is empty
 }
 
 bool RunFolder::store_config(const Config& config) {

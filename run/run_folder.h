@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "run/config.h"
 #include "run/metrics.h"
@@ -30,8 +31,8 @@ class RunFolder {
   /// Makes the folder where it is missing and locks it. The lock is the machine's even where `fs` is another file system.
   explicit RunFolder(std::string path, FileSystem& fs = disk());
   ~RunFolder();
-  /// A folder that was made here and has no config in the end will be removed: what is refused to start leaves nothing behind.
-  void remove_without_config() { removed_without_config_ = made_; }
+  /// A folder that was made here and has no config in the end will be removed, with parents that were made for it: a start that is refused leaves none behind.
+  void remove_without_config() { removed_without_config_ = true; }
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -56,7 +57,8 @@ class RunFolder {
  private:
   std::string path_;
   FileSystem& fs_;
-  bool made_, removed_without_config_ = false;
+  std::vector<std::string> made_;  ///< here, the innermost first; none where it was there
+  bool removed_without_config_ = false;
   std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<File> metrics_;
 };

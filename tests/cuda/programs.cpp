@@ -121,8 +121,9 @@ BOOST_AUTO_TEST_CASE(control_programs_run_without_the_libraries_that_they_do_not
 }
 
 BOOST_AUTO_TEST_CASE(a_model_trained_with_cudnn_generates_without_it_and_on_a_cpu) {
-  if (emulation::address_sanitizer || emulation::thread_sanitizer || lacks("missing=libcudnn", "a build without cuDNN's header") || lacks("devices=1", "libcudnn.so.9: the emulated machine has none")) return;
+  if (emulation::address_sanitizer || emulation::thread_sanitizer || lacks("missing=libcudnn", "a build without cuDNN's header")) return;
   const ProgramResult trained = run("devices=1", training("trained", with_cudnn + std::vector<std::string>{"train.max_steps=1", "eval.interval=0", "data.eval_fraction=0"}));
+  if (trained.err.find("libcudnn.so.9: the emulated machine has none") != std::string::npos) return;
   BOOST_TEST_REQUIRE(trained.status == 0, trained.err);
   for (const char* device : {"cuda", "cpu"}) {
     const ProgramResult generated = run("missing=libcudnn", {tool("generate"), path("trained"), "--device", device, "--tokens", "2", "--ids"});

@@ -19,6 +19,17 @@ BOOST_AUTO_TEST_CASE(defaults_are_filled) {
   BOOST_TEST(windows.resolved().sliding_window == std::vector<int64_t>(4, 128), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(a_layers_window_is_found_however_windows_are_given) {
+  ModelConfig config;
+  config.n_layers = 3;
+  const auto windows = [&] { return std::vector<int64_t>{config.window(0), config.window(1), config.window(2)}; };
+  BOOST_TEST(windows() == std::vector<int64_t>({0, 0, 0}), boost::test_tools::per_element());
+  config.sliding_window = {5};
+  BOOST_TEST(windows() == std::vector<int64_t>({5, 5, 5}), boost::test_tools::per_element());
+  config.sliding_window = {5, 0, 7};
+  BOOST_TEST(windows() == config.sliding_window, boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_CASE(parameters_are_counted) {
   ModelConfig stories;  // of 260,032 parameters
   stories.dim = 64, stories.n_layers = 5, stories.n_heads = 8, stories.n_kv_heads = 4, stories.ffn_hidden_dim = 172,

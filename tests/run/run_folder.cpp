@@ -134,7 +134,7 @@ BOOST_AUTO_TEST_CASE(a_resumed_record_equals_that_of_a_run_that_never_stopped) {
 
 BOOST_AUTO_TEST_CASE(a_start_that_is_refused_leaves_no_folder_and_one_that_is_not_does) {
   const Scratch scratch;
-  const std::string path = scratch.path("run");
+  const std::string path = scratch.path("many/runs/run");
   const auto begin = [&](bool goes_well) {
     RunFolder folder(path);
     folder.remove_without_config();
@@ -142,7 +142,11 @@ BOOST_AUTO_TEST_CASE(a_start_that_is_refused_leaves_no_folder_and_one_that_is_no
     if (goes_well) folder.store_config({});
   };
   begin(false);
-  BOOST_TEST(!disk().exists(path));
+  BOOST_TEST(!disk().exists(scratch.path("many")));
+  disk().make_directories(scratch.path("many"));
+  begin(false);
+  BOOST_TEST(!disk().exists(scratch.path("many/runs")));
+  BOOST_TEST(disk().exists(scratch.path("many")));
   begin(true);
   BOOST_TEST(disk().exists(path + "/config.toml"));
   begin(false);  // a later start that is refused takes nothing of an earlier one
