@@ -12,7 +12,7 @@ namespace quire {
 
 namespace {
 
-using shard_format::json_magic, shard_format::version;
+using shard_format::json_magic;
 
 class Fields {
  public:
@@ -44,7 +44,7 @@ class Fields {
 std::string ShardIndex::to_json() const {
   nlohmann::ordered_json json;
   json["magic"] = json_magic;
-  json["version"] = version;
+  json["version"] = shard_format::version;
   json["tokenizer"] = tokenizer;
   json["vocabulary_size"] = vocabulary_size;
   json["eos"] = eos;
@@ -74,9 +74,9 @@ ShardIndex ShardIndex::from_json(const std::string& path, std::string_view text)
     fail<DataError>("shards", "'{}' does not describe a corpus: its key 'magic' is not '{}'", path, json_magic);
   const Fields fields(json, path);
   const int64_t found = fields.integer("version", 0);
-  if (found != version)
+  if (found != shard_format::version)
     fail<DataError>("shards", "'{}' is of version {}; this program reads version {}: prepare the corpus again", path, found,
-                    version);
+                    shard_format::version);
 
   ShardIndex d;
   d.tokenizer = fields.text("tokenizer");

@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-constexpr std::string_view where = "pipeline program";
+constexpr std::string_view program_place = "pipeline program";
 
 /// What has happened to a message, on either side, in the order of the lists.
 struct MessageState {
@@ -21,7 +21,7 @@ class ProgramCheck {
 
   void run() {
     if (program_.instructions.size() != ranks_)
-      fail<ScheduleError>(where, "{}: instructions for {} ranks, the schedule has {}", schedule_.name, program_.instructions.size(), ranks_);
+      fail<ScheduleError>(program_place, "{}: instructions for {} ranks, the schedule has {}", schedule_.name, program_.instructions.size(), ranks_);
     for (size_t rank = 0; rank < ranks_; ++rank) check_rank(rank);
     for (size_t from = 0; from < ranks_; ++from)
       for (size_t to = 0; to < ranks_; ++to) check_pair(from, to);
@@ -34,7 +34,7 @@ class ProgramCheck {
 
   template <class... Args>
   [[noreturn]] void refuse(size_t rank, const Instruction& instruction, fmt::format_string<Args...> format, Args&&... args) const {
-    fail<ScheduleError>(where, "{}, rank {}, {}: {}", schedule_.name, rank, to_string(instruction),
+    fail<ScheduleError>(program_place, "{}, rank {}, {}: {}", schedule_.name, rank, to_string(instruction),
                         fmt::vformat(format, fmt::make_format_args(args...)));
   }
 
@@ -57,7 +57,7 @@ class ProgramCheck {
       }
     }
     if (computed < actions.size())
-      fail<ScheduleError>(where, "{}, rank {}: {} is not computed", schedule_.name, rank, to_string(actions[computed]));
+      fail<ScheduleError>(program_place, "{}, rank {}: {} is not computed", schedule_.name, rank, to_string(actions[computed]));
   }
 
   void check_send(size_t rank, const Instruction& instruction, size_t computed) {
@@ -99,7 +99,7 @@ class ProgramCheck {
       const std::string sent = i < sends.size() ? "for " + to_string(sends[i]) : "missing";
       const std::string received = i < receives.size() ? "for " + to_string(receives[i]) : "missing";
       if (sent != received)
-        fail<ScheduleError>(where, "{}: from rank {} to rank {}, send {} is {} but receive {} is {}", schedule_.name, from, to, i, sent, i,
+        fail<ScheduleError>(program_place, "{}: from rank {} to rank {}, send {} is {} but receive {} is {}", schedule_.name, from, to, i, sent, i,
                             received);
     }
   }
@@ -133,7 +133,7 @@ class ProgramCheck {
     for (size_t rank = 0; rank < ranks_; ++rank)
       if (next[rank] < program_.instructions[rank].size())
         stuck += fmt::format("{}rank {} at {}", stuck.empty() ? "" : ", ", rank, to_string(program_.instructions[rank][next[rank]]));
-    if (!stuck.empty()) fail<ScheduleError>(where, "{}: ranks wait for each other forever: {}", schedule_.name, stuck);
+    if (!stuck.empty()) fail<ScheduleError>(program_place, "{}: ranks wait for each other forever: {}", schedule_.name, stuck);
   }
 
   const PipelineProgram& program_;

@@ -11,7 +11,7 @@
 namespace quire {
 namespace {
 
-constexpr std::string_view where = "pipeline schedule";
+constexpr std::string_view csv_place = "pipeline schedule";
 
 /// A field as an error can show it: cut, and what no terminal prints as numbers.
 std::string shown(std::string_view field) {
@@ -46,7 +46,7 @@ class Parser {
 
   PipelineSchedule parse() {
     schedule_.ranks = static_cast<int64_t>(schedule_.actions.size());
-    if (schedule_.ranks == 0) fail<ScheduleError>(where, "'{}' holds no action; a line per rank is needed, such as 0F0,0F1,0B0,0B1", file_);
+    if (schedule_.ranks == 0) fail<ScheduleError>(csv_place, "'{}' holds no action; a line per rank is needed, such as 0F0,0F1,0B0,0B1", file_);
     count();
     place_stages();
     check();
@@ -56,7 +56,7 @@ class Parser {
  private:
   template <class... Args>
   [[noreturn]] void refuse(size_t rank, fmt::format_string<Args...> format, Args&&... args) const {
-    fail<ScheduleError>(where, "'{}', line {}: {}", file_, rank + 1, fmt::vformat(format, fmt::make_format_args(args...)));
+    fail<ScheduleError>(csv_place, "'{}', line {}: {}", file_, rank + 1, fmt::vformat(format, fmt::make_format_args(args...)));
   }
 
   void read_lines(std::string_view text) {
@@ -168,9 +168,9 @@ PipelineSchedule parse_schedule(std::string_view text, const std::string& file) 
 PipelineSchedule read_schedule(const std::string& file) {
   constexpr int64_t most = int64_t{64} << 20;
   std::error_code error;
-  if (std::filesystem::is_other(file, error)) fail<ScheduleError>(where, "'{}' is no regular file", file);  // reading a pipe would wait for its writer
+  if (std::filesystem::is_other(file, error)) fail<ScheduleError>(csv_place, "'{}' is no regular file", file);  // reading a pipe would wait for its writer
   if (const int64_t size = disk().open(file)->size(); size > most)
-    fail<ScheduleError>(where, "'{}' has {} bytes, a schedule may have {}", file, size, most);
+    fail<ScheduleError>(csv_place, "'{}' has {} bytes, a schedule may have {}", file, size, most);
   return parse_schedule(read_text(disk(), file), file);
 }
 

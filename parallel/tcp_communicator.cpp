@@ -24,7 +24,7 @@ constexpr double time_to_say_abort = 2;  ///< seconds
 
 enum class FrameKind : uint32_t { message, abort, goodbye, unwanted };
 
-struct Header {
+struct MessageHeader {
   uint64_t group, bytes;
   FrameKind what;
   uint32_t kind;  ///< MessageKind
@@ -42,7 +42,7 @@ class TcpOperation final : public Request::Operation {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   /// Of what the other side sends: why it is not what was expected; "" where it is.
-  std::string misfit(const Header& header) const;
+  std::string misfit(const MessageHeader& header) const;
   void end(std::string error) {
     error_ = std::move(error);
     over_ = true;
@@ -65,7 +65,7 @@ class TcpOperation final : public Request::Operation {
 
 /// Bytes on their way out: a header, then a message's own memory or a text.
 struct Outgoing {
-  Header header;
+  MessageHeader header;
   std::shared_ptr<TcpOperation> operation;
   std::string text;
   int64_t sent = 0;
@@ -74,14 +74,14 @@ struct Outgoing {
 
 /// A message that came before anybody asked for it.
 struct Early {
-  Header header;
+  MessageHeader header;
   std::vector<std::byte> data;
 };
 
 struct Peer {
   Socket socket;
   std::deque<Outgoing> out;
-  Header header{};
+  MessageHeader header{};
   int64_t got = 0;  ///< bytes of header and body
   std::shared_ptr<TcpOperation> receiver;  ///< of the body that is being read; null where it is kept or thrown away
   std::vector<std::byte> kept;
@@ -159,7 +159,7 @@ struct TcpJob {
 };
 
 void TcpJob::write(Peer& peer) {
-  constexpr int64_t head = sizeof(Header);
+  constexpr int64_t head = sizeof(MessageHeader);
   while (!peer.out.empty() && peer.socket.open()) {
     Outgoing& out = peer.out.front();
     const int64_t bytes = static_cast<int64_t>(out.header.bytes);
@@ -179,7 +179,7 @@ void TcpJob::write(Peer& peer) {
 }
 
 void TcpJob::read(int from, Peer& peer) {
-  constexpr int64_t head = sizeof(Header);
+  constexpr int64_t head = sizeof(MessageHeader);
   while (peer.socket.open() && !peer.gone && !peer.ended) {
     const int64_t bytes = static_cast<int64_t>(peer.header.bytes);
     Transfer got;
@@ -272,7 +272,7 @@ void TcpJob::finish(double watchdog_seconds) {
   }
 }
 
-std::string TcpOperation::misfit(const Header& header) const {
+std::string TcpOperation::misfit(const MessageHeader& header) const {
   const auto kind = static_cast<MessageKind>(header.kind);
   if (static_cast<int64_t>(header.bytes) == bytes_ && kind == label_.kind) return {};
   return fmt::format("rank {} expects {} of {} bytes from rank {}, which sends {} of {} bytes", job_->rank, to_string(label_), bytes_, other_, name_of(kind), header.bytes);
@@ -345,7 +345,7 @@ class TcpCommunicator final : public Communicator {
 
   Request start_send(Message message) override {
     const auto sending = operation(message, true);
-    const Header header{group_, static_cast<uint64_t>(message.bytes), FrameKind::message, static_cast<uint32_t>(message.label.kind)};
+    const MessageHeader header{group_, static_cast<uint64_t>(message.bytes), FrameKind::message, static_cast<uint32_t>(message.label.kind)};
     job_->send(world_rank(message.other), {header, sending, {}});
     return Request(sending);
   }

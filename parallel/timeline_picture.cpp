@@ -13,7 +13,7 @@ namespace quire {
 
 namespace {
 
-constexpr double left = 74, right = 72, top = 104, bottom = 40;
+constexpr double chart_left = 74, chart_right = 72, chart_top = 104, chart_bottom = 40;
 /// More boxes than that are drawn without words that appear under the pointer, many in one path.
 constexpr size_t most_described = 12000;
 constexpr size_t shades = 4;
@@ -67,15 +67,15 @@ class TimelinePicture {
   std::string draw() {
     for (int64_t rank = 0; rank < timeline_.ranks(); ++rank) line_of(rank);
     axis();
-    const double width = left + side_ + right, height = lines_end() + bottom;
+    const double width = chart_left + side_ + chart_right, height = lines_end() + chart_bottom;
     std::string out = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" font-family=\"sans-serif\">\n",
                                   width, height);
     out += fmt::format("<title>{}</title>\n", svg_escaped(timeline_.name));
     out += definitions();
     out += "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     const auto count = [](size_t number, std::string_view what) { return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s"); };
-    out += svg_text(left, 30, 18, "start", timeline_.name, "font-weight=\"bold\" fill=\"#222222\"");
-    out += svg_text(left, 52, 13, "start",
+    out += svg_text(chart_left, 30, 18, "start", timeline_.name, "font-weight=\"bold\" fill=\"#222222\"");
+    out += svg_text(chart_left, 52, 13, "start",
                     fmt::format("{}, {}, {}; {}; bubble {:.1f} %", count(timeline_.spans.size(), "rank"), count(stages_.size(), "stage"),
                                 fmt::format("{} microbatch{}", microbatches_.size(), microbatches_.size() == 1 ? "" : "es"), time_text(timeline_.makespan(), timeline_.makespan()),
                                 100 * timeline_.bubble()),
@@ -84,8 +84,8 @@ class TimelinePicture {
   }
 
  private:
-  double x_of(double time) const { return left + (time - begin_) * scale_; }
-  double y_of(int64_t rank) const { return top + static_cast<double>(rank) * pitch_; }
+  double x_of(double time) const { return chart_left + (time - begin_) * scale_; }
+  double y_of(int64_t rank) const { return chart_top + static_cast<double>(rank) * pitch_; }
   double height() const { return pitch_ - (pitch_ > 20 ? 6 : 3); }
   double lines_end() const { return y_of(timeline_.ranks()); }
 
@@ -119,7 +119,7 @@ class TimelinePicture {
     std::set<ActionKind> kinds;
     for (const std::vector<TimelineSpan>& spans : timeline_.spans)
       for (const TimelineSpan& span : spans) kinds.insert(span.action.kind);
-    double x = left;
+    double x = chart_left;
     std::string out;
     const size_t shown = std::min(chunks_, shades);
     for (const ActionKind kind : kinds) {
@@ -137,12 +137,12 @@ class TimelinePicture {
   void line_of(int64_t rank) {
     const std::vector<TimelineSpan>& spans = timeline_.spans[static_cast<size_t>(rank)];
     const double y = y_of(rank), size = height();
-    body_ += svg_text(left - 8, y + size / 2 + 4, pitch_ > 20 ? 12 : 10, "end", fmt::format("rank {}", rank), "fill=\"#444444\"");
-    body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#ececec\"/>\n", left, y, side_, size);
+    body_ += svg_text(chart_left - 8, y + size / 2 + 4, pitch_ > 20 ? 12 : 10, "end", fmt::format("rank {}", rank), "fill=\"#444444\"");
+    body_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#ececec\"/>\n", chart_left, y, side_, size);
     double busy = 0;
     for (const TimelineSpan& span : spans) busy += span.end - span.begin;
     if (timeline_.makespan() > 0)
-      body_ += svg_text(left + side_ + 8, y + size / 2 + 4, pitch_ > 20 ? 12 : 10, "start", fmt::format("{:.1f} %", 100 * busy / timeline_.makespan()), "fill=\"#444444\"");
+      body_ += svg_text(chart_left + side_ + 8, y + size / 2 + 4, pitch_ > 20 ? 12 : 10, "start", fmt::format("{:.1f} %", 100 * busy / timeline_.makespan()), "fill=\"#444444\"");
     if (boxes_ <= most_described) described_boxes(rank, spans);
     else plain_boxes(rank, spans);
     labels(rank, spans);
@@ -180,11 +180,11 @@ class TimelinePicture {
     if (scale_ == 0) return;
     const double whole = timeline_.makespan(), step = tick(whole, side_ / 110), y = lines_end() + 2;
     for (int64_t i = 0; static_cast<double>(i) * step <= whole * (1 + 1e-9); ++i) {
-      const double time = static_cast<double>(i) * step, x = left + time * scale_;
+      const double time = static_cast<double>(i) * step, x = chart_left + time * scale_;
       body_ += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"#888888\"/>\n", x, y, y + 5);
       body_ += svg_text(x, y + 18, 11, "middle", i == 0 ? "0" : time_text(time, whole), "fill=\"#666666\"");
     }
-    body_ += svg_text(left + side_ + 8, 78, 11, "start", "busy", "fill=\"#666666\"");
+    body_ += svg_text(chart_left + side_ + 8, 78, 11, "start", "busy", "fill=\"#666666\"");
   }
 
   const Timeline& timeline_;

@@ -108,9 +108,9 @@ bool is_section(std::string_view name) {
 }
 
 /// Reads a file and overrides into a Config, and remembers where every key was set.
-class Reader {
+class TomlReader {
  public:
-  explicit Reader(std::string name) : name_(std::move(name)) {}
+  explicit TomlReader(std::string name) : name_(std::move(name)) {}
 
   void read(std::string_view text, const std::string& folder) {
     const toml::table root = parse_toml(text, name_);
@@ -220,14 +220,14 @@ std::string cell(std::string_view text) {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name, const std::string& folder, const std::vector<std::string>& overrides) {
-  Reader reader(name);
+  TomlReader reader(name);
   reader.read(text, folder);
   for (const std::string& argument : overrides) reader.read_override(argument);
   return reader.finish();
 }
 
 Config parse_stored_config(std::string_view text, const std::string& name, const std::string& folder) {
-  Reader reader(name);
+  TomlReader reader(name);
   reader.read(text, folder);
   return reader.finish(/*reads_files=*/false);
 }

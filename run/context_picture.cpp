@@ -12,7 +12,7 @@ namespace quire {
 
 namespace {
 
-constexpr double side = 760, band = 22, left = 96, top = 118, gap = 70, margin = 24;
+constexpr double side = 760, band = 22, map_left = 96, map_top = 118, gap = 70, margin = 24;
 constexpr size_t most_arrows = 72;
 constexpr int64_t most_lifelines = 12, most_cells = 128, most_areas = 2048;
 constexpr const char* dashes[] = {"", "7 3", "2 3", "9 3 2 3", "4 4", "1 2", "12 4", "6 2 2 2 2 2"};
@@ -41,7 +41,7 @@ Polygon clipped(const Polygon& polygon, double a, double b, double c) {
 }
 
 /// A maximal piece of a document within a shard.
-struct Piece {
+struct MapPiece {
   TokenRange document, range;
 };
 
@@ -66,8 +66,8 @@ class Picture {
     mask();
     bands();
     axes();
-    const double bottom = std::max(top + band + side + 40, panel());
-    const double width = left + band + side + gap + panel_ + margin;
+    const double bottom = std::max(map_top + band + side + 40, panel());
+    const double width = map_left + band + side + gap + panel_ + margin;
     std::string out = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\">\n",
         width, bottom, width, bottom);
@@ -79,8 +79,8 @@ class Picture {
 
  private:
   std::string colour(int64_t rank) const { return rank_colour(rank, plan_.ranks); }
-  double key_x(double token) const { return left + band + token * scale_; }
-  double query_y(double token) const { return top + band + token * scale_; }
+  double key_x(double token) const { return map_left + band + token * scale_; }
+  double query_y(double token) const { return map_top + band + token * scale_; }
   /// Documents of less are drawn together.
   bool tiny(const TokenRange& range) const { return static_cast<double>(range.tokens()) * scale_ < 1; }
 
@@ -98,8 +98,8 @@ class Picture {
     return window_ > 0 ? clipped(polygon, -1, 1, static_cast<double>(window_)) : polygon;
   }
 
-  std::vector<Piece> pieces_of(const std::vector<TokenRange>& shard) const {
-    std::vector<Piece> pieces;
+  std::vector<MapPiece> pieces_of(const std::vector<TokenRange>& shard) const {
+    std::vector<MapPiece> pieces;
     for (const TokenRange& range : shard) {
       auto document = std::ranges::upper_bound(documents_, range.begin, {}, &TokenRange::end);
       for (; document != documents_.end() && document->begin < range.end; ++document)
@@ -114,7 +114,7 @@ class Picture {
     std::vector<double> most(count, 0);
     std::vector<int64_t> owner(count, -1);
     for (size_t r = 0; r < plan_.shards.size(); ++r)
-      for (const Piece& piece : pieces_of(plan_.shards[r])) {
+      for (const MapPiece& piece : pieces_of(plan_.shards[r])) {
         if (tiny_only && !tiny(piece.document)) continue;
         const double begin = 2 * scale_ * piece.range.begin, end = 2 * scale_ * piece.range.end;
         for (auto i = static_cast<size_t>(begin); i < count && static_cast<double>(i) < end; ++i) {
@@ -145,7 +145,7 @@ class Picture {
       }
     std::string light, full;
     for (size_t r = 0; r < plan_.shards.size(); ++r) {
-      const std::vector<Piece> pieces = pieces_of(plan_.shards[r]);
+      const std::vector<MapPiece> pieces = pieces_of(plan_.shards[r]);
       std::string all, own = std::move(specks[r]);
       for (size_t q = 0; q < pieces.size(); ++q) {
         if (tiny(pieces[q].document)) continue;
@@ -188,12 +188,12 @@ class Picture {
       for (j = i + 1; j < owner.size() && owner[j] == owner[i];) ++j;
       if (owner[i] < 0) continue;
       const double from = static_cast<double>(i) / 2, length = static_cast<double>(j - i) / 2;
-      const double x = left + band + from, y = top + band + from;
-      areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}h{:.1f}v{:g}h{:.1f}Z", x, top, length, band - 4, -length);
-      areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}v{:.1f}h{:g}v{:.1f}Z", left, y, length, band - 4, -length);
+      const double x = map_left + band + from, y = map_top + band + from;
+      areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}h{:.1f}v{:g}h{:.1f}Z", x, map_top, length, band - 4, -length);
+      areas[static_cast<size_t>(owner[i])] += fmt::format("M{:.1f},{:.1f}v{:.1f}h{:g}v{:.1f}Z", map_left, y, length, band - 4, -length);
       if (length < 15) continue;
-      labels += svg_text(x + length / 2, top + 13, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
-      labels += svg_text(left + (band - 4) / 2, y + length / 2 + 4, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
+      labels += svg_text(x + length / 2, map_top + 13, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
+      labels += svg_text(map_left + (band - 4) / 2, y + length / 2 + 4, 11, "middle", std::to_string(owner[i]), "fill=\"#ffffff\" font-weight=\"bold\"");
     }
     for (size_t r = 0; r < areas.size(); ++r)
       if (!areas[r].empty())
@@ -205,10 +205,10 @@ class Picture {
     for (int64_t i = 0; i <= 4; ++i) {
       const int64_t token = plan_.tokens * i / 4;
       const auto at = static_cast<double>(token);
-      body_ += svg_text(left - 8, query_y(at) + (i == 0 ? 8 : i == 4 ? 0 : 4), 11, "end", grouped(token), "fill=\"#666666\"");
-      body_ += svg_text(key_x(at), top - 8, 11, i == 0 ? "start" : i == 4 ? "end" : "middle", grouped(token), "fill=\"#666666\"");
+      body_ += svg_text(map_left - 8, query_y(at) + (i == 0 ? 8 : i == 4 ? 0 : 4), 11, "end", grouped(token), "fill=\"#666666\"");
+      body_ += svg_text(key_x(at), map_top - 8, 11, i == 0 ? "start" : i == 4 ? "end" : "middle", grouped(token), "fill=\"#666666\"");
     }
-    body_ += svg_text(key_x(0) + side / 2, top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
+    body_ += svg_text(key_x(0) + side / 2, map_top - 24, 12, "middle", "keys, and the rank that holds them", "fill=\"#444444\"");
     const double x = 30, y = query_y(0) + side / 2;
     body_ += svg_text(x, y, 12, "middle",
                      plan_.exchange == ContextExchange::heads ? "queries, and the rank that holds them" : "queries, and the rank that computes them",
@@ -225,10 +225,10 @@ class Picture {
     return {step};
   }
 
-  double panel_x() const { return left + band + side + gap; }
+  double panel_x() const { return map_left + band + side + gap; }
 
   double legend() {
-    double y = top - 28;
+    double y = map_top - 28;
     const bool heads = plan_.exchange == ContextExchange::heads;
     const bool parts = plan_.ranks <= most_areas;
     const std::pair<std::string, std::string> entries[] = {

@@ -13,7 +13,7 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t count = int64_t{1} << 20, longest_over_mean = 64;
+constexpr int64_t drawn_documents = int64_t{1} << 20, longest_over_mean = 64;
 
 class DrawnCorpus final : public Corpus {
  public:
@@ -23,7 +23,7 @@ class DrawnCorpus final : public Corpus {
     info_.digest = stream_;
     info_.longest = std::llround(mean_ * (sigma_ > 0 ? longest_over_mean : 1));
   }
-  int64_t document_count() const override { return count; }
+  int64_t document_count() const override { return drawn_documents; }
   DocumentInfo document(int64_t d) const override {
     const auto uniform = [&](uint64_t number) { return (static_cast<double>(random_bits(1, stream_, static_cast<uint64_t>(d), number) >> 11) + 0.5) * 0x1p-53; };
     const double normal = sigma_ > 0 ? std::sqrt(-2 * std::log(uniform(0))) * std::cos(2 * std::numbers::pi * uniform(1)) : 0;  // Box and Muller, 1958

@@ -16,21 +16,21 @@ namespace quire {
 namespace {
 
 /// The file's first 64 bytes; entries follow.
-struct Header {
+struct BoardHeader {
   char magic[16];
   int64_t ranks;
 };
 constexpr size_t header_bytes = 64;
 constexpr char magic[16] = "quire board 1";
 
-[[noreturn]] void refuse(const std::string& path, const char* what) {
+[[noreturn]] void refuse_board(const std::string& path, const char* what) {
   const int reason = errno;
   fail<FileError>(path, "the ranks' board can not be {}: {}", what, std::strerror(reason));
 }
 
 void* map(const std::string& path, int descriptor, size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (memory == MAP_FAILED) refuse(path, "mapped");
+  if (memory == MAP_FAILED) refuse_board(path, "mapped");
   return memory;
 }
 
@@ -51,10 +51,10 @@ LaunchBoard LaunchBoard::create(const std::string& path, int ranks) {
   const size_t bytes = header_bytes + sizeof(Entry) * static_cast<size_t>(ranks);
   const Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));  // a mapping needs no open file later
   // Reserved now: writing into a mapped hole on a full disk would end the process by SIGBUS.
-  if (file.number() < 0 || (errno = ::posix_fallocate(file.number(), 0, static_cast<off_t>(bytes))) != 0) refuse(path, "made");
+  if (file.number() < 0 || (errno = ::posix_fallocate(file.number(), 0, static_cast<off_t>(bytes))) != 0) refuse_board(path, "made");
   LaunchBoard board(map(path, file.number(), bytes), bytes, ranks, -1);
   for (int rank = 0; rank < ranks; ++rank) board.entry(rank).step = -1;
-  Header header{};
+  BoardHeader header{};
   std::memcpy(header.magic, magic, sizeof magic);
   header.ranks = ranks;
   std::memcpy(board.memory_, &header, sizeof header);
@@ -64,8 +64,8 @@ LaunchBoard LaunchBoard::create(const std::string& path, int ranks) {
 LaunchBoard LaunchBoard::open(const std::string& path, int rank) {
   const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   struct stat status {};
-  if (file.number() < 0 || ::fstat(file.number(), &status) != 0) refuse(path, "opened");
-  Header header{};
+  if (file.number() < 0 || ::fstat(file.number(), &status) != 0) refuse_board(path, "opened");
+  BoardHeader header{};
   const bool read = ::pread(file.number(), &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
   if (!read || std::memcmp(header.magic, magic, sizeof magic) != 0 || header.ranks < 1 || header.ranks > (1 << 20) ||
       status.st_size != static_cast<off_t>(header_bytes + sizeof(Entry) * static_cast<size_t>(header.ranks)))

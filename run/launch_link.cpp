@@ -16,7 +16,7 @@ namespace {
 
 constexpr int patience_seconds = 60;  // a launcher that lives answers at once
 
-[[noreturn]] void refuse(const std::string& path, const char* what) {
+[[noreturn]] void refuse_link(const std::string& path, const char* what) {
   const int reason = errno;
   fail<FileError>(path, "{}: {}", what, std::strerror(reason));
 }
@@ -79,12 +79,12 @@ int listen_for_ranks(const std::string& launch_folder, int ranks) {
   const std::string path = link_path(launch_folder);
   const sockaddr_un address = address_of(path);
   const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener < 0) refuse(path, "no socket for the ranks");
+  if (listener < 0) refuse_link(path, "no socket for the ranks");
   if (::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(listener, ranks) != 0) {
     const int reason = errno;
     ::close(listener);
     errno = reason;
-    refuse(path, "no socket for the ranks");
+    refuse_link(path, "no socket for the ranks");
   }
   return listener;
 }
@@ -118,7 +118,7 @@ int connect_to_launcher(const std::string& launch_folder, int rank) {
     const int reason = errno;
     if (descriptor >= 0) ::close(descriptor);
     errno = reason;
-    refuse(path, "the launcher of this rank can not be reached");
+    refuse_link(path, "the launcher of this rank can not be reached");
   }
   return descriptor;
 }

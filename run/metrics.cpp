@@ -17,9 +17,9 @@ std::string number_text(double value) {
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-class Reader {
+class LineReader {
  public:
-  Reader(std::string_view line, const std::string& where) : where_(where) {
+  LineReader(std::string_view line, const std::string& where) : where_(where) {
     object_ = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!object_.is_object()) fail<DataError>(where_, "not a JSON object; allowed: one object per line");
   }
@@ -106,7 +106,7 @@ std::string to_json(const StepMetrics& m) {
 }
 
 StepMetrics metrics_from_json(std::string_view line, const std::string& where) {
-  const Reader reader(line, where);
+  const LineReader reader(line, where);
   StepMetrics m;
   m.step = reader.integer("step");
   m.epoch = reader.integer("epoch");

@@ -40,7 +40,7 @@ double processor_share(const Communicator& world, const Rank& rank) {
 }
 
 /// What a device chose among its ways to compute, in choices.json.
-constexpr std::string_view device_choice = "device.";
+constexpr std::string_view device_choice_prefix = "device.";
 
 /// The first lines in which two texts differ; both empty where they do not.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
@@ -283,7 +283,7 @@ void Session::print_kernels() {
   if (old_device != before.end() && old_device->second != choices["device"])
     say(fmt::format("note: this run began on {} and goes on on {}: rounding differs from here", old_device->second, choices["device"]));
   for (const auto& [key, value] : before)  // of products that have not come up yet
-    if (key.starts_with(device_choice)) choices.emplace(key, value);
+    if (key.starts_with(device_choice_prefix)) choices.emplace(key, value);
   stored_choices_ = std::move(choices);
   folder_->store_choices(stored_choices_);
   store_device_choices();
@@ -295,7 +295,7 @@ void Session::replay_choices() {
   nlohmann::json recorded = nlohmann::json::object();
   if (folder_)
     for (const auto& [key, value] : folder_->choices())
-      if (key.starts_with(device_choice)) recorded[key.substr(device_choice.size())] = value;
+      if (key.starts_with(device_choice_prefix)) recorded[key.substr(device_choice_prefix.size())] = value;
   rank_.accelerator()->replay(nlohmann::json::parse(world_.gather_texts(recorded.dump()).at(0)).get<Accelerator::Choices>());
 }
 
@@ -306,7 +306,7 @@ void Session::store_device_choices() {
   std::set<std::string> notes;
   for (const std::string& text : world_.gather_texts(own.dump())) {
     const nlohmann::json theirs = nlohmann::json::parse(text);
-    for (const auto& [key, value] : theirs.at(0).get<Accelerator::Choices>()) stored_choices_[std::string(device_choice) + key] = value;
+    for (const auto& [key, value] : theirs.at(0).get<Accelerator::Choices>()) stored_choices_[std::string(device_choice_prefix) + key] = value;
     for (const std::string& note : theirs.at(1).get<std::vector<std::string>>())
       if (notes.insert(note).second) say("note: " + note);
   }

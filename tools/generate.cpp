@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "data/text_documents.h"
 #include "data/tokenizer.h"
@@ -11,6 +10,7 @@
 #include "run/machine.h"
 #include "run/model_source.h"
 #include "run/rank_options.h"
+#include "run/sample_json.h"
 #include "tools/command_line.h"
 #include "tools/output.h"
 
@@ -72,11 +72,9 @@ std::string joined(const std::vector<int32_t>& prompt, const std::vector<int32_t
 
 void print_sample(const Settings& settings, const Tokenizer* tokenizer, int64_t sample, const std::vector<int32_t>& prompt, const Generated& generated) {
   if (settings.jsonl) {
-    std::vector<int32_t> all = prompt;
-    all.insert(all.end(), generated.tokens.begin(), generated.tokens.end());
-    nlohmann::ordered_json line = {{"sample", sample}, {"prompt_tokens", prompt.size()}, {"end", std::string(name_of(generated.end))}, {"ids", all}};
-    if (tokenizer != nullptr) line["text"] = decode(*tokenizer, all);
-    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    std::optional<std::string> text;
+    if (tokenizer != nullptr) text = decode(*tokenizer, prompt) + decode(*tokenizer, generated.tokens);
+    fmt::print("{}\n", to_json(sample, prompt, generated, text));
     return;
   }
   if (settings.ids || tokenizer == nullptr) {

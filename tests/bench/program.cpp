@@ -8,13 +8,13 @@ using namespace quire::test;
 
 namespace {
 
-ProgramResult bench(std::vector<std::string> args) {
+ProgramResult run_bench(std::vector<std::string> args) {
   args.insert(args.begin(), tool("bench"));
   return run_program(args, {.folder = QUIRE_SOURCE_ROOT});
 }
 
 void refused(const std::vector<std::string>& args, const std::vector<std::string>& parts) {
-  const ProgramResult result = bench(args);
+  const ProgramResult result = run_bench(args);
   BOOST_TEST(result.status == 1, args[0]);
   BOOST_TEST(result.out.empty(), result.out);
   BOOST_TEST(std::count(result.err.begin(), result.err.end(), '\n') == 1, result.err);
@@ -39,12 +39,12 @@ BOOST_AUTO_TEST_CASE(what_is_wrong_is_one_line_and_status_1) {
 
 BOOST_AUTO_TEST_CASE(json_is_one_line_and_progress_goes_to_standard_error) {
   const FakePeers peers(good_peer);
-  const ProgramResult result = bench({"step", "--shapes", "tiny", "--documents", "one", "--pairs", "1", "--tries", "1", "--json", "--peers", peers.folder(), "--peer-script", peers.script()});
+  const ProgramResult result = run_bench({"step", "--shapes", "tiny", "--documents", "one", "--pairs", "1", "--tries", "1", "--json", "--peers", peers.folder(), "--peer-script", peers.script()});
   BOOST_TEST(result.status == 0, result.err);
   BOOST_TEST(std::count(result.out.begin(), result.out.end(), '\n') == 1);
   BOOST_TEST(nlohmann::json::parse(result.out).at("lines").at(0).at("best_peer") == "fake");
   BOOST_TEST(result.err.find("tiny one, pair 1 of 1, fake") != std::string::npos, result.err);
-  BOOST_TEST(bench({"step", "--shapes", "tiny", "--pairs", "1", "--tries", "1", "--no-peers"}).out.find("| tiny | packed | quire f32 |") != std::string::npos);
+  BOOST_TEST(run_bench({"step", "--shapes", "tiny", "--pairs", "1", "--tries", "1", "--no-peers"}).out.find("| tiny | packed | quire f32 |") != std::string::npos);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

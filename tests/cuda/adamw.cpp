@@ -9,7 +9,7 @@ using namespace quire::test;
 namespace {
 
 template <class T>
-void check_all() {
+void check_adamw() {
   std::mt19937_64 random(1);
   DeviceRank rank;
   for (const int64_t count : {0, 1, 7, 64, 4097, 9001})
@@ -60,8 +60,8 @@ struct Many {
 BOOST_AUTO_TEST_SUITE(cuda_adamw)
 
 BOOST_AUTO_TEST_CASE(follows_the_rule) {
-  check_all<float>();
-  check_all<bf16>();
+  check_adamw<float>();
+  check_adamw<bf16>();
 }
 
 BOOST_AUTO_TEST_CASE(many_parameters_go_through_in_few_launches_to_the_bits_of_each) {

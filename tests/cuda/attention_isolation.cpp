@@ -89,7 +89,7 @@ BOOST_AUTO_TEST_CASE(keys_in_no_run_are_not_read) {
   // A cache with room: keys behind the ones at hand, and between them, are NaN.
   const int64_t tokens = 100, room = 170;
   const auto check = [&]<class T>(T, int64_t head_dim) {
-    using A = accumulate_t<T>;
+    using A = Accumulator<T>;
     const AttentionOptions options{.heads = 2, .kv_heads = 1, .head_dim = head_dim};
     const std::vector<double> queries = random_values(random, tokens * 2 * head_dim);
     std::vector<double> keys(static_cast<size_t>(room * head_dim), std::numeric_limits<double>::quiet_NaN()), few;

@@ -17,7 +17,7 @@ std::vector<To> on_host(const std::vector<From>& from) {
   return to;
 }
 template <class From, class To>
-std::vector<To> on_device(Rank& rank, const std::vector<From>& from, int64_t shift = 0) {
+std::vector<To> by_device(Rank& rank, const std::vector<From>& from, int64_t shift = 0) {
   const Placed<From> in(rank, from, shift);
   const Placed<To> out(rank, static_cast<int64_t>(from.size()));
   dispatch(rank, CastArgs{dtype_of<From>::value, dtype_of<To>::value, static_cast<int64_t>(from.size()), in.data(), out.data()});
@@ -51,9 +51,9 @@ void check(Rank& rank) {
   std::mt19937_64 random(1);
   for (const int64_t count : {0, 1, 7, 8, 33, 2500}) {
     const auto from = hard_values<From>(random, count);
-    BOOST_TEST(same_bits(on_device<From, To>(rank, from), on_host<From, To>(from)),
+    BOOST_TEST(same_bits(by_device<From, To>(rank, from), on_host<From, To>(from)),
         name_of(dtype_of<From>::value) << " to " << name_of(dtype_of<To>::value) << ", " << count);
-    BOOST_TEST(same_bits(on_device<From, To>(rank, from, 1), on_host<From, To>(from)));
+    BOOST_TEST(same_bits(by_device<From, To>(rank, from, 1), on_host<From, To>(from)));
   }
 }
 
@@ -78,7 +78,7 @@ BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {
   DeviceRank rank;
   std::mt19937_64 random(2);
   const auto from = hard_values<float>(random, 100);
-  in_eight_orders([&] { BOOST_TEST(same_bits(on_device<float, bf16>(rank, from), on_host<float, bf16>(from))); });
+  in_eight_orders([&] { BOOST_TEST(same_bits(by_device<float, bf16>(rank, from), on_host<float, bf16>(from))); });
 }
 
 BOOST_AUTO_TEST_CASE(more_values_than_a_grid_has_threads) {
@@ -89,14 +89,14 @@ BOOST_AUTO_TEST_CASE(more_values_than_a_grid_has_threads) {
   Rank one(RankOptions{.device = {DeviceKind::cuda, 1}, .poison = true});
   std::mt19937_64 random(3);
   const auto from = random_values<float>(random, 80001);
-  BOOST_TEST(same_bits(on_device<float, bf16>(one, from), on_host<float, bf16>(from)));
-  BOOST_TEST(same_bits(on_device<float, bf16>(rank, from), on_host<float, bf16>(from)));
+  BOOST_TEST(same_bits(by_device<float, bf16>(one, from), on_host<float, bf16>(from)));
+  BOOST_TEST(same_bits(by_device<float, bf16>(rank, from), on_host<float, bf16>(from)));
 }
 
 BOOST_AUTO_TEST_CASE(control_rounding_twice_is_seen) {
   const std::vector<double> hard{1 + 0x1p-8 + 0x1p-40};
   DeviceRank rank;
-  const auto once = on_device<double, bf16>(rank, hard), twice = on_device<float, bf16>(rank, on_device<double, float>(rank, hard));
+  const auto once = by_device<double, bf16>(rank, hard), twice = by_device<float, bf16>(rank, by_device<double, float>(rank, hard));
   BOOST_TEST(!same_bits(once, twice));
 }
 

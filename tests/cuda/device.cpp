@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t mebibyte = int64_t{1} << 20;
 
-RankOptions on_device(int index = 0) { return {.device = {DeviceKind::cuda, index}, .poison = true}; }
+RankOptions device_options(int index = 0) { return {.device = {DeviceKind::cuda, index}, .poison = true}; }
 
 std::vector<int32_t> numbers(int64_t count, int32_t first) {
   std::vector<int32_t> values(static_cast<size_t>(count));
@@ -54,7 +54,7 @@ BOOST_AUTO_TEST_SUITE(cuda_device)
 
 BOOST_AUTO_TEST_CASE(values_go_to_the_device_and_come_back) {
   const emulation::Fresh fresh;
-  Rank rank(on_device());
+  Rank rank(device_options());
   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
   const Tensor tensor = Tensor::from<float>(rank, {2, 3}, values);
   BOOST_TEST(tensor.to_vector<float>() == values, boost::test_tools::per_element());
@@ -74,7 +74,7 @@ BOOST_AUTO_TEST_CASE(values_of_any_size_arrive_whole) {
   for (const emulation::Pace pace : all_paces) {
     const emulation::Fresh fresh;
     set_pace(pace);
-    Rank rank(on_device());
+    Rank rank(device_options());
     std::vector<int64_t> sizes = {1, UploadStaging::block_bytes / 4 - 1, UploadStaging::block_bytes / 4, UploadStaging::block_bytes / 4 + 1, 6 * UploadStaging::block_bytes / 4 + 3};
     for (int i = 0; i < 5; ++i) sizes.push_back(static_cast<int64_t>(random() % (3 * UploadStaging::block_bytes / 4)));
     for (const int64_t size : sizes) {
@@ -95,7 +95,7 @@ BOOST_AUTO_TEST_CASE(steps_wait_for_no_staging_and_pin_no_more_memory) {
   for (const emulation::Pace pace : all_paces) {
     const emulation::Fresh fresh;
     set_pace(pace);
-    Rank rank(on_device());
+    Rank rank(device_options());
     Steps steps(rank);
     for (int step = 0; step < 4; ++step) steps.step(step);
     const CudaDevice& device = cuda(rank);
@@ -117,7 +117,7 @@ BOOST_AUTO_TEST_CASE(steps_wait_for_no_staging_and_pin_no_more_memory) {
 
 BOOST_AUTO_TEST_CASE(large_uploads_wait_for_their_own_pieces) {
   const emulation::Fresh fresh;
-  Rank rank(on_device());
+  Rank rank(device_options());
   const int64_t count = 40 * UploadStaging::block_bytes / 4 / 4;
   const Tensor tensor = Tensor::from<int32_t>(rank, {count}, numbers(count, 5));
   BOOST_TEST(cuda(rank).uploads().bytes() == UploadStaging::most_of_large * UploadStaging::block_bytes);
@@ -130,7 +130,7 @@ BOOST_AUTO_TEST_CASE(large_uploads_wait_for_their_own_pieces) {
 BOOST_AUTO_TEST_CASE(staging_reused_or_read_too_early_shows) {
   const int64_t count = 8 * UploadStaging::block_bytes / 4;
   const auto arrives = [&] {
-    Rank rank(on_device());
+    Rank rank(device_options());
     const Tensor first = Tensor::from<int32_t>(rank, {count / 2}, numbers(count / 2, 1)), second = Tensor::from<int32_t>(rank, {count / 2}, numbers(count / 2, 9));
     Readback report(rank, second.slice(0, 0, 16));
     const bool read = report.values<int32_t>() == numbers(16, 9);
@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(staging_reused_or_read_too_early_shows) {
 // A thread has one current device; ranks take turns in it, and one rank is used by several threads.
 BOOST_AUTO_TEST_CASE(every_call_goes_to_the_device_of_its_rank) {
   const emulation::Fresh fresh;
-  Rank one(on_device(1)), two(on_device(2));
+  Rank one(device_options(1)), two(device_options(2));
   std::vector<Tensor> tensors;
   for (int32_t i = 0; i < 6; ++i) {
     Rank& rank = i % 2 == 0 ? one : two;
@@ -172,7 +172,7 @@ BOOST_AUTO_TEST_CASE(a_device_is_given_back_whole) {
   {
     Tensor outlives;
     {
-      Rank rank(on_device());
+      Rank rank(device_options());
       outlives = Tensor::from<int32_t>(rank, {3}, numbers(3, 1));
     }
     BOOST_TEST((outlives.to_vector<int32_t>() == numbers(3, 1)));
@@ -183,7 +183,7 @@ BOOST_AUTO_TEST_CASE(a_device_is_given_back_whole) {
 
 BOOST_AUTO_TEST_CASE(a_device_says_what_it_is) {
   const emulation::Fresh fresh;
-  Rank rank(on_device(1));
+  Rank rank(device_options(1));
   const std::string text = rank.accelerator()->description();
   for (const char* part : {"Emulated GPU", "emulated on the CPU", "compute capability 9.0", "16.0 GiB", "driver 13.0", "runtime 13.0"})
     BOOST_TEST(text.find(part) != std::string::npos, "'" << text << "' lacks '" << part << "'");

@@ -50,7 +50,7 @@ struct Problem {
 struct Size { int64_t count, width, vocabulary; };
 
 template <class T>
-void check_all(Rank& rank) {
+void check_embedding(Rank& rank) {
   std::mt19937_64 random(1);
   for (const Size& size : {Size{0, 4, 3}, Size{1, 1, 1}, Size{5, 7, 3}, Size{40, 64, 11}, Size{300, 33, 1}, Size{2100, 8, 50}, Size{70, 640, 300}}) {
     const Problem<T> problem(random, size.count, size.width, size.vocabulary);
@@ -67,8 +67,8 @@ BOOST_AUTO_TEST_SUITE(cuda_embedding)
 
 BOOST_AUTO_TEST_CASE(rows_are_copied_and_gradients_added_in_ascending_order) {
   DeviceRank rank;
-  check_all<float>(rank);
-  check_all<bf16>(rank);
+  check_embedding<float>(rank);
+  check_embedding<bf16>(rank);
 }
 
 BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {

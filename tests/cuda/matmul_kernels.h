@@ -103,7 +103,7 @@ void check_no_steps(std::string_view kernel, const Spacing& spacing) {
   for (const Form& form : forms) {
     Operands<T, C> zeros(random, 7, 9, 0, form, false, spacing);
     zeros.run(cuda_kernel(kernel), *rank);
-    for (const C x : zeros.rows(0, 7)) BOOST_TEST(value_of(x) == 0);
+    for (const C x : zeros.rows(0, 7)) BOOST_TEST(to_double(x) == 0);
     BOOST_TEST(zeros.border_untouched());
     Operands<T, C> sums(random, 7, 9, 0, form, true, spacing);
     sums.run(cuda_kernel(kernel), *rank);

@@ -12,7 +12,7 @@ struct Size { int64_t tokens, heads, head_dim; };
 const std::vector<Size> sizes{{0, 2, 8}, {1, 1, 2}, {3, 2, 6}, {7, 3, 8}, {5, 4, 64}, {20, 8, 34}, {2, 1, 256}, {2, 40, 128}};
 
 template <class T>
-void check_all() {
+void check_rotary() {
   std::mt19937_64 random(1);
   DeviceRank rank;
   Rank host;
@@ -32,8 +32,8 @@ void check_all() {
 BOOST_AUTO_TEST_SUITE(cuda_rotary)
 
 BOOST_AUTO_TEST_CASE(follows_the_rule_in_place_or_not) {
-  check_all<float>();
-  check_all<bf16>();
+  check_rotary<float>();
+  check_rotary<bf16>();
 }
 
 BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {

@@ -9,7 +9,7 @@ using namespace quire::test;
 namespace {
 
 template <class T>
-void check_all() {
+void check_swiglu() {
   std::mt19937_64 random(1);
   DeviceRank rank;
   Rank host;
@@ -35,8 +35,8 @@ void check_all() {
 
 BOOST_AUTO_TEST_SUITE(cuda_swiglu)
 
-BOOST_AUTO_TEST_CASE(f32_follows_the_rule_in_place_or_not) { check_all<float>(); }
-BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_in_place_or_not) { check_all<bf16>(); }
+BOOST_AUTO_TEST_CASE(f32_follows_the_rule_in_place_or_not) { check_swiglu<float>(); }
+BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_in_place_or_not) { check_swiglu<bf16>(); }
 
 BOOST_AUTO_TEST_CASE(every_order_of_threads_gives_the_same) {
   std::mt19937_64 random(2);

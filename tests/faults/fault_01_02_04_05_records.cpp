@@ -153,7 +153,7 @@ struct Records {
   }
 };
 
-const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {3, "gpipe"}, {4, "1f1b"}, {2, "interleaved_1f1b 3"}, {3, "interleaved_1f1b 2"}, {2, "zb_h1"}, {3, "zb_v"}, {2, "file"}};
+const std::vector<std::pair<int64_t, std::string>> record_layouts = {{2, "1f1b"}, {3, "gpipe"}, {4, "1f1b"}, {2, "interleaved_1f1b 3"}, {3, "interleaved_1f1b 2"}, {2, "zb_h1"}, {3, "zb_v"}, {2, "file"}};
 
 /// Stages that get their input as a message; a stage after another one of its rank gets none.
 int64_t receivers(const PipelineStages& stages) {
@@ -171,7 +171,7 @@ BOOST_AUTO_TEST_CASE(entry_1_a_pipeline_is_the_packed_model_and_not_the_unpacked
   LayoutRunOptions unpacked;
   unpacked.step = [](Trainer& trainer, const LoadedStep& batch) { return trainer.step(without_boundaries(batch)); };
   const LayoutRun one = run_layout(fault_layout(1), corpus), plain = run_layout(fault_layout(1), corpus, unpacked);
-  for (const auto& [pp, schedule] : layouts) {
+  for (const auto& [pp, schedule] : record_layouts) {
     const LayoutRun pipeline = run_layout(fault_layout(pp, schedule), corpus);
     BOOST_TEST(bit_difference(pipeline, one) == "", schedule << ", pp " << pp);
     BOOST_TEST(largest_difference(pipeline, plain) > 0.05);  // bits above; a pipeline that drops boundaries would be the other
@@ -184,7 +184,7 @@ BOOST_AUTO_TEST_CASE(entry_2_4_every_stage_gets_the_loaders_boundaries_rebased_f
   const auto corpus = layout_corpus();
   for (const char* packing : {"concat", "bfd"})
     for (const int64_t rows : {1, 2})
-      for (const auto& [pp, schedule] : layouts) {
+      for (const auto& [pp, schedule] : record_layouts) {
         Config config = fault_layout(pp, schedule);
         set_parameter(config, "packing", packing);
         config.train.microbatch_size = rows;
@@ -252,7 +252,7 @@ BOOST_AUTO_TEST_CASE(entry_2_4_7_a_damaged_record_is_refused_by_every_rank_and_t
 
 BOOST_AUTO_TEST_CASE(entry_2_7_a_stage_that_drops_or_swaps_boundaries_is_refused_by_every_rank) {
   const auto corpus = layout_corpus();
-  for (const auto& [pp, schedule] : layouts) {
+  for (const auto& [pp, schedule] : record_layouts) {
     Config config = fault_layout(pp, schedule);
     const LayoutRun whole = run_layout(config, corpus);
     const PipelineStages stages = pipeline_stages(config);
@@ -324,7 +324,7 @@ BOOST_AUTO_TEST_CASE(entry_2_a_record_of_another_length_ends_every_rank) {
 BOOST_AUTO_TEST_CASE(entry_5_records_travel_as_integers_without_gradient_and_every_schedule_trains) {
   const auto corpus = layout_corpus();
   const LayoutRun one = run_layout(fault_layout(1), corpus, {.steps = 2, .evaluate = false});
-  for (const auto& [pp, schedule] : layouts)
+  for (const auto& [pp, schedule] : record_layouts)
     for (const bool split : {false, true}) {
       const Config config = fault_layout(pp, schedule);
       Records records;

@@ -99,7 +99,7 @@ PipelineSchedule turned_round(int64_t microbatches, ActionKind kind) {
   return schedule;
 }
 
-const std::vector<std::pair<int64_t, std::string>> layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}, {3, "file"}};
+const std::vector<std::pair<int64_t, std::string>> in_flight_layouts = {{2, "1f1b"}, {4, "gpipe"}, {2, "interleaved_1f1b 3"}, {4, "interleaved_1f1b 2"}, {3, "zb_h1"}, {2, "zb_v"}, {4, "zb_v"}, {3, "file"}};
 
 }  // namespace
 
@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_SUITE(fault_03_06_07_08)
 
 BOOST_AUTO_TEST_CASE(entry_3_permuting_microbatches_permutes_losses_and_gradients) {
   const std::vector<size_t> order = {3, 0, 5, 4, 2, 1};
-  for (const auto& [pp, schedule] : layouts)
+  for (const auto& [pp, schedule] : in_flight_layouts)
     for (const char* recomputation : {"none", "full"}) {
       Config config = fault_layout(pp, schedule);
       config.train.activation_checkpointing = recomputation;
@@ -135,7 +135,7 @@ BOOST_AUTO_TEST_CASE(entry_6_split_backward_carries_the_boundaries_under_every_s
     Config alone = fault_layout(1);
     alone.train.activation_checkpointing = recomputation;
     const LayoutRun one = run_layout(alone, corpus, {.evaluate = false});
-    for (const auto& [pp, schedule] : layouts) {
+    for (const auto& [pp, schedule] : in_flight_layouts) {
       Config config = fault_layout(pp, schedule);
       config.train.activation_checkpointing = recomputation;
       LayoutRunOptions options;
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(entry_6_split_backward_carries_the_boundaries_under_every_s
 }
 
 BOOST_AUTO_TEST_CASE(entry_7_several_chunks_and_steps_keep_their_records_apart) {
-  for (const auto& [pp, schedule] : layouts) {
+  for (const auto& [pp, schedule] : in_flight_layouts) {
     const Config alone = fault_layout(1), config = fault_layout(pp, schedule);
     const std::vector<HostBatch> batches = batches_of(alone);
     for (const int passes : {1, 2}) {
@@ -180,7 +180,7 @@ BOOST_AUTO_TEST_CASE(entry_7_several_chunks_and_steps_keep_their_records_apart) 
 }
 
 BOOST_AUTO_TEST_CASE(entry_8_what_is_computed_again_uses_its_own_record) {
-  for (const auto& [pp, schedule] : layouts) {
+  for (const auto& [pp, schedule] : in_flight_layouts) {
     Config config = fault_layout(pp, schedule);
     const std::vector<HostBatch> batches = batches_of(config);
     const Pass kept = run(config, batches);

@@ -38,7 +38,7 @@ double own_norm(Trainer& trainer) {
   return std::sqrt(squares);
 }
 
-const std::vector<std::tuple<int64_t, int64_t, std::string>> layouts = {  // pp, dp, schedule
+const std::vector<std::tuple<int64_t, int64_t, std::string>> total_layouts = {  // pp, dp, schedule
     {2, 1, "1f1b"}, {3, 1, "gpipe"}, {4, 1, "1f1b"}, {2, 1, "interleaved_1f1b 3"}, {3, 1, "zb_h1"}, {2, 1, "zb_v"}, {2, 2, "zb_v"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}};
 
 }  // namespace
@@ -54,7 +54,7 @@ BOOST_AUTO_TEST_CASE(entry_11_gradients_do_not_depend_on_the_number_of_microbatc
     return config;
   };
   const LayoutRun whole = run_layout(config_of(1, 1, "1f1b", 6), corpus);
-  for (const auto& [pp, dp, schedule] : layouts)
+  for (const auto& [pp, dp, schedule] : total_layouts)
     for (const int64_t rows : {1, 2, 4, 6}) {
       const Config config = config_of(pp, dp, schedule, rows);
       const LayoutRun run = run_layout(config, corpus);
@@ -77,7 +77,7 @@ BOOST_AUTO_TEST_CASE(entry_12_one_norm_over_all_stages_clips_the_gradient) {
       config.optimizer.eps = 1;  // an update then follows the gradient's length, not only its direction
       return config;
     };
-    for (const auto& [pp, dp, schedule] : layouts) {
+    for (const auto& [pp, dp, schedule] : total_layouts) {
       const double free = run_layout(config_of(1, dp, "1f1b", 0), corpus).steps[0].gradient_norm;
       for (const double clip : {free / 10, 10 * free}) {
         Config alone = config_of(1, 1, "1f1b", clip), config = config_of(pp, dp, schedule, clip);
@@ -112,7 +112,7 @@ BOOST_AUTO_TEST_CASE(entry_13_initial_weights_are_the_same_in_every_layout) {
         return config;
       };
       const LayoutRun one = run_layout(config_of(1, 1, "1f1b"), corpus, options);
-      for (const auto& [pp, dp, schedule] : layouts) {
+      for (const auto& [pp, dp, schedule] : total_layouts) {
         Config config = config_of(pp, dp, schedule);
         const LayoutRun run = run_layout(config, corpus, options);
         BOOST_TEST((run.weights == one.weights), schedule << ", pp " << pp << ", dp " << dp);

@@ -8,7 +8,7 @@ using namespace quire::test;
 
 namespace {
 
-const std::vector<int64_t> lengths = {7, 1, 30, 64, 1, 9};
+const std::vector<int64_t> documents_of_case = {7, 1, 30, 64, 1, 9};
 
 struct Case {
   Rank rank{RankOptions{.threads = 2, .poison = true}};
@@ -17,7 +17,7 @@ struct Case {
   explicit Case(const char* backend = "block", DType dtype = DType::f64) : model(rank, config(backend), dtype) {
     std::mt19937_64 random(1);
     model.initialize(rank, 1);
-    batch = random_batch(random, lengths, model.config().vocab_size);
+    batch = random_batch(random, documents_of_case, model.config().vocab_size);
   }
   static ModelConfig config(const char* backend) {
     ModelConfig c = small_config();

@@ -8,7 +8,7 @@ using namespace quire::test;
 
 namespace {
 
-std::vector<Config> layouts() {
+std::vector<Config> label_layouts() {
   std::vector<Config> all;
   for (const int64_t cp : {2, 3, 8})
     for (const auto& [layout, exchange] : context_layouts) all.push_back(context_config(cp, layout, exchange));
@@ -43,7 +43,7 @@ BOOST_AUTO_TEST_SUITE(fault_32_34)
 
 BOOST_AUTO_TEST_CASE(entry_32_every_input_token_keeps_its_target_wherever_the_row_is_cut) {
   const auto corpus = layout_corpus();
-  for (const Config& config : layouts()) {
+  for (const Config& config : label_layouts()) {
     Probing probing(config);
     int64_t changed = 0;
     for (int64_t row = 0; row < 3; ++row) {
@@ -75,7 +75,7 @@ BOOST_AUTO_TEST_CASE(entry_32_a_lost_and_an_exchanged_target_are_seen) {
 
 BOOST_AUTO_TEST_CASE(entry_34_uniform_logits_read_ln_v_in_training_and_evaluation_in_every_layout) {
   const auto corpus = layout_corpus();
-  for (Config config : layouts()) {
+  for (Config config : label_layouts()) {
     config.model.tie_embeddings = false;
     LayoutRunOptions options = with_uniform_logits();
     const LayoutRun run = run_layout(resolved(config), corpus, options);
@@ -103,7 +103,7 @@ BOOST_AUTO_TEST_CASE(entry_34_one_scored_target_gives_the_same_gradient_in_every
       BOOST_TEST(alone[pp].steps[0].valid_tokens == 1);
       BOOST_TEST(alone[pp].steps[0].gradient_norm > 0);
     }
-    for (const Config& config : layouts()) {
+    for (const Config& config : label_layouts()) {
       const LayoutRun& one = alone.at(config.distributed.pp);
       const LayoutRun run = run_layout(with_all_rows(config), corpus, options);
       BOOST_TEST(run.steps[0].valid_tokens == one.steps[0].valid_tokens);

@@ -6,14 +6,14 @@ using namespace quire::test;
 
 namespace {
 
-struct Microbatch {
+struct Summed {
   std::vector<double> logits;  // [rows, 2]
   std::vector<int32_t> targets;
 };
 
 /// `valid` scored rows whose loss is `loss` each, then rows that are ignored.
-Microbatch microbatch(int64_t valid, double loss, int64_t ignored) {
-  Microbatch m;
+Summed microbatch(int64_t valid, double loss, int64_t ignored) {
+  Summed m;
   for (int64_t i = 0; i < valid + ignored; ++i) {
     m.logits.insert(m.logits.end(), {0.0, std::log(std::exp(loss) - 1)});  // -log softmax(0, x)[0] = log(1 + e^x) = loss
     m.targets.push_back(i < valid ? 0 : -100);
@@ -23,7 +23,7 @@ Microbatch microbatch(int64_t valid, double loss, int64_t ignored) {
 
 struct Result { double sum; std::vector<double> gradient; };
 
-Result run(Rank& rank, const Microbatch& m, double scale) {
+Result run(Rank& rank, const Summed& m, double scale) {
   const int64_t rows = static_cast<int64_t>(m.targets.size());
   std::vector<double> lse(m.targets.size()), nll(m.targets.size());
   Result result{0, std::vector<double>(m.logits.size())};
@@ -38,8 +38,8 @@ Result run(Rank& rank, const Microbatch& m, double scale) {
 BOOST_AUTO_TEST_CASE(loss_is_the_sum_over_the_valid_targets_of_the_whole_batch_33) {
   for (const ThreadRanks& ranks : every_rank())
     for (const int64_t ignored : {0, 1, 30}) {
-      const Microbatch one = microbatch(1, 2, ignored), nine = microbatch(9, 10, 2 * ignored);
-      Microbatch whole = one;
+      const Summed one = microbatch(1, 2, ignored), nine = microbatch(9, 10, 2 * ignored);
+      Summed whole = one;
       whole.logits.insert(whole.logits.end(), nine.logits.begin(), nine.logits.end());
       whole.targets.insert(whole.targets.end(), nine.targets.begin(), nine.targets.end());
       const double scale = 1.0 / 10;

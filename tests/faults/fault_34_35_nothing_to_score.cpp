@@ -31,7 +31,7 @@ Config rows_config(int64_t pp, int64_t dp, const std::string& schedule, const st
   return config;
 }
 
-const std::vector<std::tuple<int64_t, int64_t, std::string>> layouts = {  // pp, dp, schedule
+const std::vector<std::tuple<int64_t, int64_t, std::string>> empty_layouts = {  // pp, dp, schedule
     {2, 1, "1f1b"}, {3, 1, "gpipe"}, {2, 1, "interleaved_1f1b 3"}, {3, 1, "zb_h1"}, {2, 2, "zb_v"}, {1, 2, "1f1b"}, {2, 3, "1f1b"}, {1, 3, "1f1b"}};
 
 }  // namespace
@@ -40,7 +40,7 @@ BOOST_AUTO_TEST_SUITE(fault_34_35)
 
 BOOST_AUTO_TEST_CASE(entry_34_uniform_logits_read_ln_v_in_every_layout) {
   const auto corpus = layout_corpus();
-  for (const auto& [pp, dp, schedule] : layouts) {
+  for (const auto& [pp, dp, schedule] : empty_layouts) {
     Config config = fault_layout(pp, schedule, dp);
     config.train.mixed_precision = "f64";
     config.model.tie_embeddings = false;
@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_CASE(entry_34_35_one_scored_document_gives_the_same_gradient_whe
     std::vector<bool> scored(6, false);
     scored[where] = true;
     const auto corpus = rows_scored(scored);
-    for (const auto& [pp, dp, schedule] : layouts) {
+    for (const auto& [pp, dp, schedule] : empty_layouts) {
       const LayoutRun one = run_layout(rows_config(1, 1, "1f1b", "f32"), corpus, {.steps = 2}), run = run_layout(rows_config(pp, dp, schedule, "f32"), corpus, {.steps = 2});
       BOOST_TEST(one.steps[0].valid_tokens > 0);
       BOOST_TEST(one.steps[0].gradient_norm > 0);
@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(entry_35_a_batch_without_a_target_changes_no_weight_in_any_
   std::vector<bool> scored(12, true);
   std::fill_n(scored.begin(), 6, false);
   const auto corpus = rows_scored(scored);
-  for (const auto& [pp, dp, schedule] : layouts)
+  for (const auto& [pp, dp, schedule] : empty_layouts)
     for (const char* precision : {"f64", "bf16"}) {
       const LayoutRun one = run_layout(rows_config(1, 1, "1f1b", precision), corpus, {.steps = 2});
       std::mutex mutex;

@@ -7,7 +7,7 @@ using namespace quire::test;
 
 namespace {
 
-constexpr int32_t eos = 0;  // the id that padding would have, where anything were masked by id
+constexpr int32_t end_id = 0;  // the id that padding would have, where anything were masked by id
 
 /// Documents of different lengths, told apart by their first two tokens; any of their tokens may follow any other.
 std::vector<std::vector<int32_t>> documents_of_different_lengths() {
@@ -16,7 +16,7 @@ std::vector<std::vector<int32_t>> documents_of_different_lengths() {
   for (const int length : {3, 5, 8, 13, 21, 4}) {
     std::vector<int32_t> document{static_cast<int32_t>(1 + documents.size()), 10};
     while (static_cast<int>(document.size()) < length) document.push_back(static_cast<int32_t>(1 + random() % 19));
-    document.push_back(eos);
+    document.push_back(end_id);
     documents.push_back(document);
   }
   return documents;
@@ -26,7 +26,7 @@ std::vector<Generated> learn_and_continue(bool eos_counts) {
   const auto documents = documents_of_different_lengths();
   CorpusInfo info;
   info.vocabulary_size = 20;
-  info.eos = eos;
+  info.eos = end_id;
   info.has_mask = !eos_counts;
   auto corpus = std::make_shared<MemoryCorpus>(info);
   for (const auto& document : documents) {
@@ -48,7 +48,7 @@ std::vector<Generated> learn_and_continue(bool eos_counts) {
   GenerationOptions options;
   options.temperature = 0;
   options.tokens = 40;
-  options.end_tokens = {eos};
+  options.end_tokens = {end_id};
   return generate(rank, trainer.model(), prompts, options);
 }
 

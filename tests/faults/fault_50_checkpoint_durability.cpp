@@ -48,15 +48,15 @@ int64_t resumed_step(FileSystem& fs, Rank& rank, const std::string& run = "run",
   return found.step;
 }
 
-struct Outcome {
+struct CrashOutcome {
   int64_t broken = 0, old_seen = 0, new_seen = 0, points = 0;
 };
 
 /// Saves `step` over a run that holds `old_step`, dying at every operation; examines what each kind of crash leaves.
-Outcome die_everywhere(Rank& rank, int64_t old_step, int64_t step, Faults control, CheckpointCheck check) {
+CrashOutcome die_everywhere(Rank& rank, int64_t old_step, int64_t step, Faults control, CheckpointCheck check) {
   FaultyFileSystem start;
   save(start, rank, old_step);
-  Outcome outcome;
+  CrashOutcome outcome;
   for (int64_t k = 0;; ++k) {
     const auto fs = start.copy();
     control.die_at = k;
@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_SUITE(fault_50)
 BOOST_AUTO_TEST_CASE(a_crash_at_any_operation_leaves_the_old_or_the_new_checkpoint) {
   Rank rank;
   for (const CheckpointCheck check : {CheckpointCheck::contents, CheckpointCheck::sizes}) {
-    const Outcome outcome = die_everywhere(rank, 10, 20, {}, check);
+    const CrashOutcome outcome = die_everywhere(rank, 10, 20, {}, check);
     BOOST_TEST(outcome.broken == 0);
     BOOST_TEST(outcome.points > 30);
     BOOST_TEST(outcome.old_seen > 100);

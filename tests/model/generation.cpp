@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "device.h"
+#include "files.h"
 #include "model/generation.h"
 #include "model/huggingface.h"
 #include "runtime/file.h"
@@ -15,7 +16,7 @@ using namespace quire::test;
 
 namespace {
 
-ModelConfig small_config() {
+ModelConfig generating_config() {
   ModelConfig config;
   config.dim = 32;
   config.n_layers = 3;
@@ -91,7 +92,7 @@ BOOST_AUTO_TEST_SUITE(generation)
 BOOST_AUTO_TEST_CASE(cached_logits_equal_those_of_the_uncached_pass, *cpu_only()) {
   std::mt19937_64 random(1);
   for (const auto& [window, backend] : {std::pair<int64_t, std::string>{0, "block"}, {5, "block"}, {0, "dense"}, {1, "dense"}}) {
-    ModelConfig config = small_config();
+    ModelConfig config = generating_config();
     config.sliding_window = {window, 0, window};
     config.attention_backend = backend;
     Setup setup(config, DType::f64);
@@ -114,7 +115,7 @@ BOOST_AUTO_TEST_CASE(cached_logits_equal_those_of_the_uncached_pass, *cpu_only()
 BOOST_AUTO_TEST_CASE(greedy_text_is_the_argmax_of_uncached_passes) {
   std::mt19937_64 random(2);
   for (const DType dtype : device_dtypes({DType::f64, DType::f32})) {
-    Setup setup(small_config(), dtype);
+    Setup setup(generating_config(), dtype);
     const auto prompts = random_prompts(random, on_cpu() ? 5 : 2, 61);
     GenerationOptions options;
     options.tokens = 50;  // the cache grows on the way
@@ -140,7 +141,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_is_the_same_alone_and_beside_others_to_the_bit) 
   for (const DType dtype : device_dtypes({DType::f64, DType::f32, DType::bf16}))
     for (const int64_t window : {0, 7}) {
       if (!on_cpu() && (window == 0) == (dtype == DType::f32)) continue;
-      ModelConfig config = small_config();
+      ModelConfig config = generating_config();
       config.sliding_window = {window};
       Setup setup(config, dtype);
       const auto prompts = random_prompts(random, on_cpu() ? 7 : 3, 61);
@@ -168,7 +169,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_is_the_same_alone_and_beside_others_to_the_bit) 
 }
 
 BOOST_AUTO_TEST_CASE(the_seed_decides_and_the_callback_sees_every_token_in_order) {
-  Setup setup(small_config(), DType::f32);
+  Setup setup(generating_config(), DType::f32);
   const std::vector<std::vector<int32_t>> prompts = {{1, 2}, {1, 2}, {9}};
   GenerationOptions options;
   options.tokens = 20;
@@ -186,7 +187,7 @@ BOOST_AUTO_TEST_CASE(the_seed_decides_and_the_callback_sees_every_token_in_order
 }
 
 BOOST_AUTO_TEST_CASE(a_sequence_ends_at_its_end_token_at_its_length_and_at_the_model_s_context) {
-  Setup setup(small_config(), DType::f32);
+  Setup setup(generating_config(), DType::f32);
   GenerationOptions options;
   options.temperature = 0;
   options.tokens = 30;
@@ -258,8 +259,8 @@ BOOST_AUTO_TEST_CASE(tokens_are_drawn_as_often_as_the_softmax_says, *cpu_only())
 }
 
 BOOST_AUTO_TEST_CASE(a_trained_model_continues_greedily_as_its_reference, *cpu_only()) {
-  const std::string folder = std::string(QUIRE_SOURCE_ROOT) + "/../shared/cases/stories260K";
-  if (!std::filesystem::exists(folder)) return;  // outside cases are not part of a checkout
+  if (!cases_present()) return;
+  const std::string folder = cases + "/stories260K";
   const nlohmann::json reference = nlohmann::json::parse(read_text(disk(), folder + "/import_check.json"));
   const std::vector<int32_t> wanted = reference.at("greedy_200_tokens").get<std::vector<int32_t>>();
   const HuggingFaceModel weights = open_huggingface(disk(), folder + "/hf");
@@ -280,7 +281,7 @@ BOOST_AUTO_TEST_CASE(a_trained_model_continues_greedily_as_its_reference, *cpu_o
 }
 
 BOOST_AUTO_TEST_CASE(wrong_prompts_and_options_are_refused) {
-  Setup setup(small_config(), DType::f32);
+  Setup setup(generating_config(), DType::f32);
   const auto run = [&](std::vector<int32_t> prompt, GenerationOptions options = {}) { generate(setup.rank, setup.model, {std::move(prompt)}, options); };
   check_error<ConfigError>([&] { run({}); }, {"[generate]", "empty", "BOS"});
   check_error<ConfigError>([&] { run(std::vector<int32_t>(97, 1)); }, {"97 tokens", "at most 96"});

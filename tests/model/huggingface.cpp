@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "check.h"
+#include "files.h"
 #include "runtime/faulty_file_system.h"
 
 using namespace quire;
@@ -28,10 +29,6 @@ json qwen3() {
 }
 
 HuggingFaceConfig parse(const json& config) { return parse_huggingface_config("m/config.json", config.dump()); }
-
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
-  fs.create(path)->write(std::as_bytes(std::span(text)));
-}
 
 /// Weights for a config, every element distinct, kept alive beside their items.
 struct Weights {
@@ -62,13 +59,6 @@ void check_folder(const json& config, Change&& change, std::initializer_list<std
   write_safetensors(fs, "m/model.safetensors", weights.items);
   if (parts.size() == 0) open_huggingface(fs, "m");
   else check_error<DataError>([&] { open_huggingface(fs, "m"); }, parts);
-}
-
-const std::string cases = std::string(QUIRE_SOURCE_ROOT) + "/../shared/cases";
-bool cases_present() {
-  if (disk().exists(cases + "/README.md")) return true;
-  BOOST_TEST_MESSAGE("skipped: " << cases << " is absent");
-  return false;
 }
 
 }  // namespace

@@ -6,23 +6,17 @@
 #include <nlohmann/json.hpp>
 
 #include "check.h"
+#include "files.h"
 #include "model/huggingface.h"
 #include "model/model.h"
 #include "model/optimizer.h"
 #include "ops/linear_cross_entropy.h"
 
 using namespace quire;
+using namespace quire::test;
 using nlohmann::json;
 
 namespace {
-
-const std::string cases = std::string(QUIRE_SOURCE_ROOT) + "/../shared/cases";
-
-bool present() {
-  if (std::filesystem::exists(cases + "/stories260K/hf/config.json")) return true;
-  BOOST_TEST_MESSAGE("skipped: " << cases << " is not there");
-  return false;
-}
 
 json read_json(const std::string& path) { return json::parse(read_text(disk(), path)); }
 
@@ -81,7 +75,7 @@ HuggingFaceModel stories() { return open_huggingface(disk(), cases + "/stories26
 BOOST_AUTO_TEST_SUITE(reference_models)
 
 BOOST_AUTO_TEST_CASE(stories_losses_packed_and_alone) {
-  if (!present()) return;
+  if (!cases_present()) return;
   const json reference = read_json(cases + "/stories260K/import_check.json");
   for (const DType dtype : {DType::f64, DType::f32}) {
     const double tolerance = dtype == DType::f64 ? 1e-9 : 1e-5;
@@ -109,7 +103,7 @@ BOOST_AUTO_TEST_CASE(stories_losses_packed_and_alone) {
 }
 
 BOOST_AUTO_TEST_CASE(stories_gradient_of_the_packed_loss) {
-  if (!present()) return;
+  if (!cases_present()) return;
   const json reference = read_json(cases + "/stories260K/stories260K_packed.json");
   const Safetensors expected(disk(), cases + "/stories260K/stories260K_packed.grads.safetensors");
   Rank rank({.threads = 2});
@@ -134,7 +128,7 @@ BOOST_AUTO_TEST_CASE(stories_gradient_of_the_packed_loss) {
 }
 
 BOOST_AUTO_TEST_CASE(stories_ten_adamw_steps) {
-  if (!present()) return;
+  if (!cases_present()) return;
   const json reference = read_json(cases + "/stories260K/stories260K_packed.json");
   const auto expected = reference.at("adamw").at("mean_nll_before_each_of_steps_1_to_10_then_after").get<std::vector<double>>();
   for (const DType dtype : {DType::f64, DType::f32}) {
@@ -153,7 +147,7 @@ BOOST_AUTO_TEST_CASE(stories_ten_adamw_steps) {
 }
 
 BOOST_AUTO_TEST_CASE(tiny_llama_logits_in_one_file_and_in_shards) {
-  if (!present()) return;
+  if (!cases_present()) return;
   const std::string folder = cases + "/tiny_llama";
   const json reference = read_json(folder + "/tiny_llama_logits.json");
   for (const char* weights : {"/tiny_llama.safetensors", "/tiny_llama.safetensors.index.json"})

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "check.h"
+#include "files.h"
 #include "model/convert_elements.h"
 #include "runtime/faulty_file_system.h"
 
@@ -18,10 +19,6 @@ void put(FileSystem& fs, const std::string& path, const std::string& header, con
   std::string text(8, '\0');
   std::memcpy(text.data(), &bytes, 8);
   text += header + data;
-  fs.create(path)->write(std::as_bytes(std::span(text)));
-}
-
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
   fs.create(path)->write(std::as_bytes(std::span(text)));
 }
 

@@ -10,7 +10,7 @@ template <class T> using State = AdamWState<T>;
 using Literal = AdamWLiteral;
 
 template <class T>
-void check_all() {
+void check_adamw() {
   std::mt19937_64 random(1);
   for (const int64_t count : {1, 7, 64, 16385, 40003}) {
     const State<T> before(random, count);
@@ -39,9 +39,9 @@ void check_all() {
 BOOST_AUTO_TEST_SUITE(adamw_kernel)
 
 BOOST_AUTO_TEST_CASE(follows_the_rule_with_any_threads) {
-  check_all<double>();
-  check_all<float>();
-  check_all<bf16>();
+  check_adamw<double>();
+  check_adamw<float>();
+  check_adamw<bf16>();
 }
 
 BOOST_AUTO_TEST_CASE(ten_steps_in_f64_equal_the_literal_ones) {

@@ -7,7 +7,7 @@ using namespace quire::test;
 namespace {
 
 template <class T>
-void check_all() {
+void check_add() {
   std::mt19937_64 random(1);
   for (const ThreadRanks& ranks : every_rank())
     for (const int64_t count : {0, 1, 7, 8, 33, 16384, 16401, 50000}) {
@@ -32,9 +32,9 @@ void check_all() {
 BOOST_AUTO_TEST_SUITE(add_kernel)
 
 BOOST_AUTO_TEST_CASE(sum_and_add_round_once) {
-  check_all<double>();
-  check_all<float>();
-  check_all<bf16>();
+  check_add<double>();
+  check_add<float>();
+  check_add<bf16>();
 }
 
 BOOST_AUTO_TEST_SUITE_END()

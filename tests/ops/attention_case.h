@@ -12,6 +12,7 @@
 #include "ops/cpu/instruction_set.h"
 #include "ops/kernels.h"
 #include "runtime/dispatch.h"
+#include "values.h"
 
 namespace quire::test {
 
@@ -46,14 +47,6 @@ inline AttentionCase random_case(std::mt19937_64& random, std::span<const int64_
   return c;
 }
 
-template <class T> struct Accumulate { using type = float; };
-template <> struct Accumulate<double> { using type = double; };
-template <class T> using accumulate_t = typename Accumulate<T>::type;
-
-inline double to_double(double x) { return x; }
-inline double to_double(float x) { return x; }
-inline double to_double(bf16 x) { return static_cast<float>(x); }
-template <class T> T from_double(double x) { return static_cast<T>(static_cast<accumulate_t<T>>(x)); }
 template <class T> double rounded(double x) { return to_double(from_double<T>(x)); }
 
 /// The same case with inputs rounded to T.
@@ -112,7 +105,7 @@ struct AttentionBackward { std::vector<double> dq, dk, dv; };
 /// Outputs start as NaN, so that what is not written shows.
 template <class T>
 AttentionForward forward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, bool accumulate_out = false) {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
   const auto on = [&](const std::vector<double>& values, const Documents& at, int64_t width) { return Rows<T>(values, at.indices(), width, c.gap).on(rank); };
   const Tensor q = on(c.q, queries, c.query_width()), k = on(c.k, keys, c.key_width()), v = on(c.v, keys, c.key_width());
   const Rows<T> out_rows(queries.tokens(), c.query_width(), c.gap);
@@ -139,7 +132,7 @@ Tensor tensor_of(Rank& rank, const std::vector<double>& values) {
 /// delta [tokens, heads] from the output and its gradient, by the kernel.
 template <class T>
 std::vector<double> delta(Rank& rank, const AttentionCase& c, const std::vector<double>& out) {
-  const Rows<accumulate_t<T>> rows(c.tokens(), c.heads, 0);
+  const Rows<Accumulator<T>> rows(c.tokens(), c.heads, 0);
   const Tensor o = tensor_of<T>(rank, out), g = tensor_of<T>(rank, c.dout), result = rows.on(rank);
   dispatch(rank, AttentionDeltaArgs{dtype_of<T>::value, c.tokens(), c.heads, c.head_dim, o.raw(), g.raw(), result.raw()});
   return rows.values(result);
@@ -149,7 +142,7 @@ std::vector<double> delta(Rank& rank, const AttentionCase& c, const std::vector<
 template <class T>
 AttentionBackward backward(Rank& rank, const AttentionCase& c, const Documents& queries, const Documents& keys, const std::vector<double>& lse,
                            const std::vector<double>& deltas, double before = 0, bool overwrite = false) {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
   const auto on = [&](const std::vector<double>& values, const Documents& at, int64_t width) { return Rows<T>(values, at.indices(), width, c.gap).on(rank); };
   const Tensor q = on(c.q, queries, c.query_width()), k = on(c.k, keys, c.key_width()), v = on(c.v, keys, c.key_width()), dout = on(c.dout, queries, c.query_width());
   const Tensor row_lse = Rows<A>(lse, queries.indices(), c.heads, 0).on(rank), row_delta = Rows<A>(deltas, queries.indices(), c.heads, 0).on(rank);

@@ -61,7 +61,7 @@ inline std::vector<Documents> random_shards(std::mt19937_64& random, const Docum
 
 template <class T>
 void merge(Rank& rank, const AttentionCase& c, AttentionForward& into, const AttentionForward& from) {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
   const auto tokens = static_cast<int64_t>(into.lse.size()) / c.heads;
   const Tensor out1 = tensor_of<A>(rank, into.out), out2 = tensor_of<A>(rank, from.out), lse1 = tensor_of<A>(rank, into.lse), lse2 = tensor_of<A>(rank, from.lse);
   const auto all = std::make_shared<const RunList>(std::vector<DocumentRun>{{0, 0, static_cast<int32_t>(tokens), 0}});

@@ -14,7 +14,7 @@ void check_near(const AttentionResult& a, const AttentionResult& b, double toler
   BOOST_TEST(relative_difference(a.backward.dv, b.backward.dv) <= tolerance);
 }
 
-const Sizes sizes[] = {{1, 1, 64, 0}, {2, 1, 32, 0}, {4, 2, 10, 7}, {2, 2, 1, 0},   {3, 1, 8, 1},
+const Sizes attention_sizes[] = {{1, 1, 64, 0}, {2, 1, 32, 0}, {4, 2, 10, 7}, {2, 2, 1, 0},   {3, 1, 8, 1},
                        {2, 2, 96, 64}, {1, 1, 128, 33}, {6, 2, 17, 0}, {1, 1, 256, 100}, {2, 1, 48, 200}};
 
 }  // namespace
@@ -25,7 +25,7 @@ BOOST_AUTO_TEST_CASE(block_and_dense_equal_literal_loops_in_f64) {
   std::mt19937_64 random(1);
   for (const RankOptions& options : poisoned_ranks()) {
     Rank rank(options);
-    for (const Sizes& s : sizes) {
+    for (const Sizes& s : attention_sizes) {
       AttentionCase c = random_case(random, random_lengths(random, 1 + static_cast<int64_t>(random() % 250), 32), s.heads, s.kv_heads, s.head_dim, s.window);
       const AttentionResult exact = literal<double>(c);
       check_near(both<double>(rank, c), exact, 2e-14);
@@ -42,7 +42,7 @@ BOOST_AUTO_TEST_CASE(f32_and_bf16_hold_the_rule) {
   for (const RankOptions& options : poisoned_ranks()) {
     Rank rank(options);
     AttentionRule rules[2][2];
-    for (const Sizes& s : sizes) {
+    for (const Sizes& s : attention_sizes) {
       const AttentionCase c = random_case(random, random_lengths(random, 1 + static_cast<int64_t>(random() % 250)), s.heads, s.kv_heads, s.head_dim, s.window);
       AttentionCase f32 = rounded_case<float>(c), half = rounded_case<bf16>(c);
       for (bool dense : {false, true}) {

@@ -44,7 +44,7 @@ inline void check_rows(const std::vector<double>& some, const std::vector<double
 /// Attention of some of the queries: NaN in the others' rows, which keep what their outputs hold. T is the inputs' type.
 template <class T>
 void check_restricted(Rank& rank, std::mt19937_64& random, int64_t tokens, const AttentionOptions& options) {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
   const Documents documents = Documents::from_lengths(random_lengths(random, tokens, 16));
   const int64_t query_width = options.heads * options.head_dim, key_width = options.kv_heads * options.head_dim;
   const Shape wide{tokens, query_width}, narrow{tokens, key_width}, rows{tokens, options.heads};

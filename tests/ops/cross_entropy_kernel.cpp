@@ -6,17 +6,15 @@ using namespace quire::test;
 
 namespace {
 
-template <class T> using Problem = CrossEntropyProblem<T>;
-
-const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {1, 2}, {5, 7}, {9, 32}, {70, 257}, {3, 20011}};
+const std::vector<std::pair<int64_t, int64_t>> loss_shapes{{1, 1}, {1, 2}, {5, 7}, {9, 32}, {70, 257}, {3, 20011}};
 
 template <class T>
-void check_all() {
+void check_cross_entropy() {
   std::mt19937_64 random(1);
   const auto all = every_rank();
-  for (const auto& [rows, vocabulary] : shapes)
+  for (const auto& [rows, vocabulary] : loss_shapes)
     for (const double z : {0.0, 1e-2}) {
-      const Problem<T> problem(random, rows, vocabulary, z);
+      const CrossEntropyProblem<T> problem(random, rows, vocabulary, z);
       const auto exact = problem.literal();
       const auto plain = problem.forward(all.front().one(), "reference");
       const auto plain_gradient = problem.backward(all.front().one(), plain.lse, "reference");
@@ -43,19 +41,19 @@ void check_all() {
 
 BOOST_AUTO_TEST_SUITE(cross_entropy_kernel)
 
-BOOST_AUTO_TEST_CASE(f64_follows_the_rule_with_any_threads) { check_all<double>(); }
-BOOST_AUTO_TEST_CASE(f32_follows_the_rule_with_any_threads) { check_all<float>(); }
-BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_with_any_threads) { check_all<bf16>(); }
+BOOST_AUTO_TEST_CASE(f64_follows_the_rule_with_any_threads) { check_cross_entropy<double>(); }
+BOOST_AUTO_TEST_CASE(f32_follows_the_rule_with_any_threads) { check_cross_entropy<float>(); }
+BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_with_any_threads) { check_cross_entropy<bf16>(); }
 
 BOOST_AUTO_TEST_CASE(row_alone_has_the_bits_it_has_among_others) {
   std::mt19937_64 random(2);
   for (const ThreadRanks& ranks : every_rank())
-    for (const auto& [rows, vocabulary] : shapes) {
-      const Problem<float> problem(random, rows, vocabulary, 1e-3);
+    for (const auto& [rows, vocabulary] : loss_shapes) {
+      const CrossEntropyProblem<float> problem(random, rows, vocabulary, 1e-3);
       const auto forward = problem.forward(ranks.one());
       const auto gradient = problem.backward(ranks.one(), forward.lse);
       for (const int64_t row : {int64_t{0}, rows - 1}) {
-        Problem<float> alone = problem;
+        CrossEntropyProblem<float> alone = problem;
         alone.rows = 1;
         alone.logits = part(problem.logits, row * vocabulary, vocabulary);
         alone.targets = part(problem.targets, row, 1);
@@ -71,10 +69,10 @@ BOOST_AUTO_TEST_CASE(gradient_is_that_of_finite_differences) {
   std::mt19937_64 random(3);
   for (const ThreadRanks& ranks : every_rank())
     for (const double z : {0.0, 0.3}) {
-      const Problem<double> problem(random, 6, 11, z);
+      const CrossEntropyProblem<double> problem(random, 6, 11, z);
       check_gradient(
           [&](const std::vector<double>& logits) {
-            Problem<double> moved = problem;
+            CrossEntropyProblem<double> moved = problem;
             moved.logits = logits;
             const auto nll = moved.forward(ranks.one()).nll;
             return std::accumulate(nll.begin(), nll.end(), 0.0) * problem.scale;
@@ -103,7 +101,7 @@ BOOST_AUTO_TEST_CASE(uniform_logits_read_the_logarithm_of_the_vocabulary) {
   for (const ThreadRanks& ranks : every_rank())
     for (const int64_t vocabulary : {1, 2, 100, 50257}) {
       std::mt19937_64 random(7);
-      Problem<float> problem(random, 2, vocabulary, 0);
+      CrossEntropyProblem<float> problem(random, 2, vocabulary, 0);
       problem.targets = {0, static_cast<int32_t>(vocabulary - 1)};
       std::fill(problem.logits.begin(), problem.logits.end(), 3.5f);
       for (const float nll : problem.forward(ranks.one()).nll)
@@ -114,7 +112,7 @@ BOOST_AUTO_TEST_CASE(uniform_logits_read_the_logarithm_of_the_vocabulary) {
 BOOST_AUTO_TEST_CASE(control_a_z_loss_left_out_of_the_gradient_is_seen) {
   std::mt19937_64 random(8);
   Rank rank;
-  Problem<double> problem(random, 6, 11, 0.1);
+  CrossEntropyProblem<double> problem(random, 6, 11, 0.1);
   problem.targets.assign(6, 1);
   const auto exact = problem.literal();
   const auto lse = problem.forward(rank).lse;

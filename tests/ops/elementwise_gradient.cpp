@@ -1,13 +1,13 @@
 // rmsnorm, rotary, SwiGLU, sums and casts through the tape: gradients, errors, reuse of memory.
 #include "ops/elementwise.h"
 
-#include <cstring>
 #include <tuple>
 
 #include "gradient.h"
 #include "ops/embedding.h"
 #include "ops/matmul.h"
 #include "runtime/documents.h"
+#include "values.h"
 
 using namespace quire;
 using namespace quire::test;
@@ -21,11 +21,6 @@ Tensor positions_of(Rank& rank, const std::vector<int64_t>& lengths) {
 
 /// Another dtype's copy of f64 values, for the bitwise tests.
 Tensor cast_of(Rank& rank, const Tensor& tensor, DType dtype) { return cast(rank, tensor, dtype); }
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 std::vector<double> values_of(Rank& rank, const Tensor& tensor) { return cast(rank, tensor, DType::f64).to_vector<double>(); }
 

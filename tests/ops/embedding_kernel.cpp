@@ -43,7 +43,7 @@ struct Problem {
 };
 
 template <class T>
-void check_all() {
+void check_embedding() {
   std::mt19937_64 random(1);
   struct Size { int64_t count, width, vocabulary; };
   for (const ThreadRanks& ranks : every_rank())
@@ -64,9 +64,9 @@ void check_all() {
 BOOST_AUTO_TEST_SUITE(embedding_kernel)
 
 BOOST_AUTO_TEST_CASE(rows_are_copied_and_gradients_added_in_ascending_order) {
-  check_all<double>();
-  check_all<float>();
-  check_all<bf16>();
+  check_embedding<double>();
+  check_embedding<float>();
+  check_embedding<bf16>();
 }
 
 BOOST_AUTO_TEST_CASE(gradient_is_that_of_finite_differences) {

@@ -12,13 +12,12 @@
 #include "ops/kernels.h"
 #include "runtime/dispatch.h"
 #include "runtime/tensor.h"
+#include "values.h"
 
 namespace quire::test {
 
 /// What literal computations are done in: more digits than f64.
 using Exact = long double;
-
-template <class T> using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 /// Ranks that differ in threads alone; memory is poisoned.
 struct ThreadRanks {
@@ -50,15 +49,6 @@ void run_kernel(Rank& rank, const Args& args, std::string_view name = "vector") 
   BOOST_FAIL("no kernel " << name << " of " << Args::op);
 }
 
-template <class T> T from_double(double x) {
-  if constexpr (std::is_same_v<T, double>) return x;
-  else return static_cast<T>(static_cast<float>(x));
-}
-template <class T> double to_double(T x) {
-  if constexpr (std::is_same_v<T, bf16>) return static_cast<double>(static_cast<float>(x));
-  else return static_cast<double>(x);
-}
-
 template <class T>
 std::vector<T> random_values(std::mt19937_64& random, int64_t count, double scale = 1) {
   std::normal_distribution<double> normal(0, scale);
@@ -81,11 +71,6 @@ void close_output(std::vector<T>& values) {
   const std::vector<T> guard = unwritten<T>(0);
   BOOST_TEST(std::memcmp(&values.back(), guard.data(), sizeof(T)) == 0, "wrote past the end");
   values.pop_back();
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 template <class T>

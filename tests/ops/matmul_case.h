@@ -7,6 +7,7 @@
 #include "check.h"
 #include "ops/kernels.h"
 #include "runtime/tensor.h"
+#include "values.h"
 
 namespace quire::test {
 
@@ -18,9 +19,6 @@ struct Form {
 };
 inline constexpr Form forms[] = {{"nn", false, false}, {"nt", false, true}, {"tn", true, false}, {"tt", true, true}};
 
-inline double value_of(double x) { return x; }
-inline double value_of(float x) { return x; }
-inline double value_of(bf16 x) { return static_cast<float>(x); }
 template <class T> T not_a_number() { return T(std::numeric_limits<float>::quiet_NaN()); }
 
 /// Runs a kernel on operands that lie in host vectors. A device gets copies of them, and c is brought back.
@@ -79,8 +77,8 @@ struct Operands {
   Operands(const Operands&) = delete;
 
   int64_t stride(int64_t columns) const { return (columns + spacing.multiple - 1) / spacing.multiple * spacing.multiple + spacing.gap; }
-  double a_at(int64_t i, int64_t p) const { return value_of(a[static_cast<size_t>(i * args.a_row + p * args.a_col)]); }
-  double b_at(int64_t p, int64_t j) const { return value_of(b[static_cast<size_t>(p * args.b_row + j * args.b_col)]); }
+  double a_at(int64_t i, int64_t p) const { return to_double(a[static_cast<size_t>(i * args.a_row + p * args.a_col)]); }
+  double b_at(int64_t p, int64_t j) const { return to_double(b[static_cast<size_t>(p * args.b_row + j * args.b_col)]); }
   size_t c_index(int64_t i, int64_t j) const { return static_cast<size_t>(spacing.margin + i * stride(n) + j); }
 
   void run(const Run& kernel, Rank& rank) {
@@ -111,7 +109,7 @@ struct Operands {
     long double error = 0, plain_error = 0, largest = 0;
     for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < n; ++j) {
-        const double before = args.accumulate ? value_of(c_before[c_index(i, j)]) : 0;
+        const double before = args.accumulate ? to_double(c_before[c_index(i, j)]) : 0;
         long double exact = 0;
         A plain = 0;
         for (int64_t p = 0; p < k; ++p) {
@@ -119,10 +117,10 @@ struct Operands {
           plain += static_cast<A>(a_at(i, p)) * static_cast<A>(b_at(p, j));
         }
         exact += before;
-        const double got = value_of(c[c_index(i, j)]);
+        const double got = to_double(c[c_index(i, j)]);
         if (!std::isfinite(got)) return false;
         error = std::max(error, std::abs(got - exact));
-        plain_error = std::max(plain_error, std::abs(value_of(C(static_cast<A>(before) + plain)) - exact));
+        plain_error = std::max(plain_error, std::abs(to_double(C(static_cast<A>(before) + plain)) - exact));
         largest = std::max(largest, std::abs(exact));
       }
     return error <= std::max(2 * plain_error, 4 * last_place * largest);
@@ -136,12 +134,6 @@ inline int64_t random_size(std::mt19937_64& random, std::initializer_list<int64_
     case 1: case 2: return 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
     default: return std::max<int64_t>(1, *(edges.begin() + static_cast<int64_t>(random() % edges.size())) + static_cast<int64_t>(random() % 3) - 1);
   }
-}
-
-
-template <class C>
-bool same_bits(const std::vector<C>& x, const std::vector<C>& y) {
-  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(C)) == 0);
 }
 
 /// Whether rows of a product have the bits they have when computed alone or among fewer rows, at another place.

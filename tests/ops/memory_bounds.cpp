@@ -106,7 +106,7 @@ void check_products(uint64_t seed) {
 /// Packing into memory that holds no more than it says, and tiles that read from there.
 template <class T>
 void check_packed_parts(uint64_t seed) {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
   std::mt19937_64 random(seed);
   Fenced<T> a_memory(4096), b_memory(4096);
   Fenced<A> rows_memory(packed_rows_size(30, 16)), panels_memory(40 * 128), c_memory(30 * 64);
@@ -155,7 +155,7 @@ int signal_of(const std::function<void()>& work) {
 /// Attention's operands in memory that ends with the last row's values; between rows is NaN.
 template <class T>
 class FencedAttention {
-  using A = accumulate_t<T>;
+  using A = Accumulator<T>;
 
  public:
   FencedAttention(const AttentionCase& c, int64_t gap)

@@ -14,7 +14,7 @@ double reduce(Rank& rank, const std::vector<T>& x, int power) {
 }
 
 template <class T>
-void check_all() {
+void check_reduce() {
   std::mt19937_64 random(1);
   for (const int64_t count : {0, 1, 3, 17, 4095, 4096, 4097, 32769, 100001}) {
     const auto x = random_values<T>(random, count, 10);
@@ -34,9 +34,9 @@ void check_all() {
 BOOST_AUTO_TEST_SUITE(reduce_kernel)
 
 BOOST_AUTO_TEST_CASE(sums_are_those_of_f64_with_any_threads) {
-  check_all<double>();
-  check_all<float>();
-  check_all<bf16>();
+  check_reduce<double>();
+  check_reduce<float>();
+  check_reduce<bf16>();
 }
 
 BOOST_AUTO_TEST_CASE(f32_values_are_added_in_f64) {

@@ -6,17 +6,15 @@ using namespace quire::test;
 
 namespace {
 
-template <class T> using Problem = RmsNormProblem<T>;
-
 // One element, less than a vector, tails, several chunks of rows, rows wider than one task.
-const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {3, 1}, {1, 7}, {2, 8}, {5, 17}, {130, 33}, {70, 64}, {1100, 24}, {3, 1031}, {2, 20001}};
+const std::vector<std::pair<int64_t, int64_t>> norm_shapes{{1, 1}, {3, 1}, {1, 7}, {2, 8}, {5, 17}, {130, 33}, {70, 64}, {1100, 24}, {3, 1031}, {2, 20001}};
 
 template <class T>
 void check_rule() {
   std::mt19937_64 random(1);
   const auto all = every_rank();
-  for (const auto& [rows, width] : shapes) {
-    const Problem<T> problem(random, rows, width);
+  for (const auto& [rows, width] : norm_shapes) {
+    const RmsNormProblem<T> problem(random, rows, width);
     const auto exact = problem.literal();
     const auto plain = problem.forward(all.front().one(), "reference");
     const auto plain_backward = problem.backward(all.front().one(), plain.rstd, "reference");
@@ -47,12 +45,12 @@ template <class T>
 void check_rows_alone() {
   std::mt19937_64 random(2);
   for (const ThreadRanks& ranks : every_rank())
-    for (const auto& [rows, width] : shapes) {
-      const Problem<T> problem(random, rows, width);
+    for (const auto& [rows, width] : norm_shapes) {
+      const RmsNormProblem<T> problem(random, rows, width);
       const auto forward = problem.forward(ranks.one());
       const auto backward = problem.backward(ranks.one(), forward.rstd);
       for (const int64_t row : {int64_t{0}, rows / 2, rows - 1}) {
-        Problem<T> alone(random, 1, width);
+        RmsNormProblem<T> alone(random, 1, width);
         alone.gain = problem.gain;
         alone.x = part(problem.x, row * width, width);
         alone.dy = part(problem.dy, row * width, width);
@@ -82,7 +80,7 @@ template <class T>
 void check_fused() {
   std::mt19937_64 random(6);
   for (const ThreadRanks& ranks : every_rank())
-    for (const auto& [rows, width] : shapes)
+    for (const auto& [rows, width] : norm_shapes)
       for (const char* kernel : {"vector", "reference"}) check_fused_rmsnorm<T>(ranks.one(), random, rows, width, kernel);
 }
 
@@ -96,11 +94,11 @@ BOOST_AUTO_TEST_CASE(gradients_are_those_of_finite_differences) {
   std::mt19937_64 random(3);
   for (const ThreadRanks& ranks : every_rank())
     for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {3, 5}, {4, 13}}) {
-      Problem<double> problem(random, rows, width);
+      RmsNormProblem<double> problem(random, rows, width);
       problem.dgain_before.assign(problem.dgain_before.size(), 0);
       const auto backward = problem.backward(ranks.one(), problem.forward(ranks.one()).rstd);
       const auto loss = [&](const std::vector<double>& x, const std::vector<double>& gain) {
-        Problem<double> moved = problem;
+        RmsNormProblem<double> moved = problem;
         moved.x = x;
         moved.gain = gain;
         const auto y = moved.forward(ranks.one()).y;
@@ -114,7 +112,7 @@ BOOST_AUTO_TEST_CASE(gradients_are_those_of_finite_differences) {
 BOOST_AUTO_TEST_CASE(nan_stays_in_its_row) {
   std::mt19937_64 random(4);
   for (const ThreadRanks& ranks : every_rank()) {
-    Problem<float> problem(random, 5, 19);
+    RmsNormProblem<float> problem(random, 5, 19);
     const auto clean = problem.forward(ranks.one());
     problem.x[2 * 19 + 4] = std::numeric_limits<float>::quiet_NaN();
     const auto dirty = problem.forward(ranks.one());
@@ -128,12 +126,12 @@ BOOST_AUTO_TEST_CASE(nan_stays_in_its_row) {
 BOOST_AUTO_TEST_CASE(control_another_eps_or_a_missing_row_is_seen) {
   std::mt19937_64 random(5);
   Rank rank;
-  const Problem<float> problem(random, 5, 17);
+  const RmsNormProblem<float> problem(random, 5, 17);
   auto exact = problem.literal();
   const auto plain = problem.forward(rank, "reference");
   for (Exact& y : exact.y) y *= 1 + 1e-5L;  // what an eps of another size does
   BOOST_TEST(!within_rule(problem.forward(rank).y, exact.y));
-  Problem<float> shorter = problem;
+  RmsNormProblem<float> shorter = problem;
   shorter.rows = 4;
   BOOST_TEST(!within_rule(shorter.backward(rank, plain.rstd).dgain, exact.dgain, problem.backward(rank, plain.rstd, "reference").dgain));
 }

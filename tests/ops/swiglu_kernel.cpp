@@ -6,15 +6,13 @@ using namespace quire::test;
 
 namespace {
 
-template <class T> using Problem = SwigluProblem<T>;
-
 template <class T>
-void check_all() {
+void check_swiglu() {
   std::mt19937_64 random(1);
   const auto all = every_rank();
   for (const int64_t count : {1, 7, 16, 33, 1000, 16383, 16385, 40001})
     for (const double scale : {0.1, 3.0, 60.0}) {
-      const Problem<T> problem(random, count, scale);
+      const SwigluProblem<T> problem(random, count, scale);
       const auto exact = problem.literal();
       const auto plain = problem.forward(all.front().one(), "reference");
       const auto plain_backward = problem.backward(all.front().one(), "reference");
@@ -39,14 +37,14 @@ void check_all() {
 
 BOOST_AUTO_TEST_SUITE(swiglu_kernel)
 
-BOOST_AUTO_TEST_CASE(f64_follows_the_rule_with_any_threads) { check_all<double>(); }
-BOOST_AUTO_TEST_CASE(f32_follows_the_rule_with_any_threads) { check_all<float>(); }
-BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_with_any_threads) { check_all<bf16>(); }
+BOOST_AUTO_TEST_CASE(f64_follows_the_rule_with_any_threads) { check_swiglu<double>(); }
+BOOST_AUTO_TEST_CASE(f32_follows_the_rule_with_any_threads) { check_swiglu<float>(); }
+BOOST_AUTO_TEST_CASE(bf16_follows_the_rule_with_any_threads) { check_swiglu<bf16>(); }
 
 BOOST_AUTO_TEST_CASE(each_f64_value_is_within_four_ulp) {
   std::mt19937_64 random(2);
   for (const ThreadRanks& ranks : every_rank()) {
-    Problem<double> problem(random, 20000, 100);
+    SwigluProblem<double> problem(random, 20000, 100);
     std::fill(problem.up.begin(), problem.up.end(), 1.0);
     const auto y = problem.forward(ranks.one());
     const auto exact = problem.literal().y;
@@ -60,7 +58,7 @@ BOOST_AUTO_TEST_CASE(each_f64_value_is_within_four_ulp) {
 BOOST_AUTO_TEST_CASE(large_gates_saturate_and_nan_shows) {
   std::mt19937_64 random(3);
   for (const ThreadRanks& ranks : every_rank()) {
-    Problem<float> problem(random, 8, 1);
+    SwigluProblem<float> problem(random, 8, 1);
     const float nan = std::numeric_limits<float>::quiet_NaN();
     problem.gate = {1e30f, -1e30f, 100, -100, -90, nan, 0, -0.0f};
     problem.up.assign(8, 2);
@@ -82,7 +80,7 @@ BOOST_AUTO_TEST_CASE(value_has_the_same_bits_wherever_it_stands) {
   std::mt19937_64 random(4);
   for (const ThreadRanks& ranks : every_rank())
     for (int64_t count = 1; count <= 40; ++count) {
-      Problem<float> problem(random, count, 1);
+      SwigluProblem<float> problem(random, count, 1);
       problem.gate.assign(problem.gate.size(), 0.7321f);
       problem.up.assign(problem.gate.size(), -1.1f);
       const auto y = problem.forward(ranks.one());
@@ -94,10 +92,10 @@ BOOST_AUTO_TEST_CASE(value_has_the_same_bits_wherever_it_stands) {
 BOOST_AUTO_TEST_CASE(gradients_are_those_of_finite_differences) {
   std::mt19937_64 random(5);
   for (const ThreadRanks& ranks : every_rank()) {
-    const Problem<double> problem(random, 37, 3);
+    const SwigluProblem<double> problem(random, 37, 3);
     const auto backward = problem.backward(ranks.one());
     const auto loss = [&](const std::vector<double>& gate, const std::vector<double>& up) {
-      Problem<double> moved = problem;
+      SwigluProblem<double> moved = problem;
       moved.gate = gate;
       moved.up = up;
       const auto y = moved.forward(ranks.one());
@@ -114,7 +112,7 @@ void check_in_place() {
   for (const ThreadRanks& ranks : every_rank())
     for (const char* kernel : {"vector", "reference"})
       for (const int64_t count : {1, 7, 33, 16385}) {
-        const Problem<T> problem(random, count, 3);
+        const SwigluProblem<T> problem(random, count, 3);
         const auto apart = problem.backward(ranks.one(), kernel), over = problem.backward(ranks.one(), kernel, true);
         BOOST_TEST((same_bits(over.dgate, apart.dgate) && same_bits(over.dup, apart.dup)), kernel << " " << count);
       }
@@ -129,7 +127,7 @@ BOOST_AUTO_TEST_CASE(gradients_in_the_place_of_gate_and_up_have_the_same_bits) {
 BOOST_AUTO_TEST_CASE(control_gate_and_up_exchanged_is_seen) {
   std::mt19937_64 random(6);
   Rank rank;
-  Problem<float> problem(random, 33, 1);
+  SwigluProblem<float> problem(random, 33, 1);
   const auto exact = problem.literal();
   std::swap(problem.gate, problem.up);
   BOOST_TEST(!within_rule(problem.forward(rank), exact.y));

@@ -1,6 +1,7 @@
 #include "parallel/checkpoint.h"
 
 #include "check.h"
+#include "files.h"
 #include "model/safetensors.h"
 #include "runtime/digest.h"
 #include "runtime/faulty_file_system.h"
@@ -9,10 +10,6 @@ using namespace quire;
 using quire::test::check_error;
 
 namespace {
-
-void put_text(FileSystem& fs, const std::string& path, const std::string& text) {
-  fs.create(path)->write(std::as_bytes(std::span(text)));
-}
 
 /// Values that tell where they came from.
 Tensor ramp(Rank& rank, const Shape& shape, float first) {

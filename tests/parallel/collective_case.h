@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel/communicator.h"
+#include "values.h"
 
 namespace quire::test {
 
@@ -25,11 +26,6 @@ std::vector<T> contribution(uint64_t round, int rank, int64_t elements) {
     value = static_cast<T>(wide / 3);
   }
   return values;
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 template <class T>

@@ -25,7 +25,7 @@ void check_equal(const ContextCase& c, int ranks) {
 }
 
 /// Errors against f64 of one process and of several ranks, of one result, relative to its largest magnitude.
-struct Errors {
+struct ResultErrors {
   double single = 0, many = 0;
   void add(const std::vector<double>& one, const std::vector<double>& several, const std::vector<double>& exact) {
     single = std::max(single, relative_difference(one, exact));
@@ -76,7 +76,7 @@ BOOST_AUTO_TEST_CASE(f32_and_bf16_hold_the_rule) {
   std::mt19937_64 random(4);
   for (const auto& [layout, exchange] : context_ways)
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      Errors errors[4];
+      ResultErrors errors[4];
       for (int time = 0; time < 6; ++time) {
         const AttentionOptions options{.heads = 4, .kv_heads = 2, .head_dim = 16, .window = time % 2 * 20};
         ContextCase c = context_case(random, random_lengths(random, 150, 16), options, layout, exchange);

@@ -43,10 +43,10 @@ Summary summary_of(const std::vector<std::vector<int64_t>>& rows, int64_t ranks,
   return result;
 }
 
-struct Corpus {
+struct CorpusLengths {
   double mean, sigma;
 };
-constexpr Corpus corpora[] = {{128, 1.0}, {512, 1.1}, {2048, 1.2}, {8192, 1.3}};
+constexpr CorpusLengths corpora[] = {{128, 1.0}, {512, 1.1}, {2048, 1.2}, {8192, 1.3}};
 
 /// Best traffic of all ways to hold a row, within limits of tokens and cost, by trying them all.
 int64_t least_received(const std::vector<int64_t>& lengths, int64_t ranks, int64_t cost_cap, int64_t least_tokens, int64_t most_tokens) {
@@ -98,7 +98,7 @@ BOOST_AUTO_TEST_CASE(attention_is_balanced_and_traffic_near_the_bound) {
   }
   int64_t planned = 0, over = 0;
   double received = 0, bound = 0, limit = 0;
-  for (const Corpus& corpus : corpora)
+  for (const CorpusLengths& corpus : corpora)
     for (const int64_t size : sizes) {
       test::LognormalLengths lengths(corpus.mean, corpus.sigma, 17);
       const std::vector<std::vector<int64_t>> packed = test::packed_rows(lengths, size, rows);
@@ -147,7 +147,7 @@ BOOST_AUTO_TEST_CASE(a_document_with_most_pairs_among_short_ones) {
 
 // Until a row is full, the last document cut.
 BOOST_AUTO_TEST_CASE(rows_as_they_are_drawn) {
-  for (const Corpus& corpus : corpora) {
+  for (const CorpusLengths& corpus : corpora) {
     test::LognormalLengths lengths(corpus.mean, corpus.sigma, 28);
     std::vector<std::vector<int64_t>> rows(12);
     for (std::vector<int64_t>& row : rows)
@@ -164,7 +164,7 @@ BOOST_AUTO_TEST_CASE(rows_as_they_are_drawn) {
 }
 
 BOOST_AUTO_TEST_CASE(a_whole_step_is_balanced_with_less_traffic) {
-  for (const Corpus& corpus : {corpora[1], corpora[2]}) {
+  for (const CorpusLengths& corpus : {corpora[1], corpora[2]}) {
     test::LognormalLengths lengths(corpus.mean, corpus.sigma, 18);
     const auto rows = test::packed_rows(lengths, 8192, 24);
     ContextCosts step;

@@ -11,7 +11,7 @@ using namespace quire::test;
 
 namespace {
 
-constexpr AttentionOptions options{.heads = 2, .kv_heads = 1, .head_dim = 4};
+constexpr AttentionOptions boundary_options{.heads = 2, .kv_heads = 1, .head_dim = 4};
 
 /// Changes every message of a kind.
 ContextRun changing(MessageKind kind, std::function<Tensor(const Tensor&)> change, const char* purpose = "") {
@@ -36,7 +36,7 @@ bool any_mismatch(const ContextResult& result) {
 
 ContextCase two_documents(ContextLayout layout, ContextExchange exchange) {
   std::mt19937_64 random(7);
-  return context_case(random, {10, 22}, options, layout, exchange);  // two ranks hold 16 tokens each, contiguous
+  return context_case(random, {10, 22}, boundary_options, layout, exchange);  // two ranks hold 16 tokens each, contiguous
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ BOOST_AUTO_TEST_CASE(received_boundaries_are_what_masks) {
     const Tensor q = rows_tensor(rank, c.q, whole.indices(), 8, DType::f64), k = rows_tensor(rank, c.k, whole.indices(), 4, DType::f64),
                  v = rows_tensor(rank, c.v, whole.indices(), 4, DType::f64);
     const auto keys = std::make_shared<const RunList>(std::vector<DocumentRun>{{10, 10, 3, 10}, {16, 16, 16, 10}});
-    const std::vector<double> expected = attention_partial(rank, q, k, v, shared_runs(whole), keys, options).out.to_vector<double>();
+    const std::vector<double> expected = attention_partial(rank, q, k, v, shared_runs(whole), keys, boundary_options).out.to_vector<double>();
     const auto rows = [](const std::vector<double>& values, int64_t begin, int64_t end) {
       return std::vector<double>(values.begin() + begin * 8, values.begin() + end * 8);
     };
@@ -142,7 +142,7 @@ BOOST_AUTO_TEST_CASE(the_first_mismatch_is_kept_until_it_is_taken) {
     const auto value = [&](const std::vector<double>& values, int64_t width) {
       return tape.constant(rows_tensor(rank, values, own.indices(), width, DType::f64));
     };
-    for (int64_t layer = 0; layer < 4; ++layer) executor.attend(tape, layer, value(c.q, 8), value(c.k, 4), value(c.v, 4), microbatch, options);
+    for (int64_t layer = 0; layer < 4; ++layer) executor.attend(tape, layer, value(c.q, 8), value(c.k, 4), value(c.v, 4), microbatch, boundary_options);
     executor.finish();
     const auto mismatch = executor.take_mismatch();
     require_in_rank(mismatch.has_value() == (world.rank() == 1), "who saw it");
@@ -185,7 +185,7 @@ BOOST_AUTO_TEST_CASE(changed_keys_values_and_gradients_are_seen_in_results) {
   // Keys and values exchanged. (Rows exchanged would change nothing where queries read all of them: attention does not see the order of keys.)
   const auto halves = rotated(2), rows = rotated(1);
   for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::gather}) {
-    const ContextCase c = context_case(random, {5, 43}, options, ContextLayout::zigzag, exchange);
+    const ContextCase c = context_case(random, {5, 43}, boundary_options, ContextLayout::zigzag, exchange);
     const ContextResult single = run_single(c);
     BOOST_TEST(largest_difference(run_ranks(c, 3), single) <= 1e-11);
     BOOST_TEST(relative_difference(run_ranks(c, 3, changing(MessageKind::keys_values, halves)).out, single.out) > 1e-3);

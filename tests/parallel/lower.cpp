@@ -10,7 +10,6 @@ using namespace quire::test;
 
 namespace {
 
-constexpr ActionKind F = ActionKind::forward, B = ActionKind::backward, I = ActionKind::backward_input, W = ActionKind::backward_weight;
 constexpr InstructionKind compute = InstructionKind::compute, receive = InstructionKind::post_receive, await = InstructionKind::await,
                           send = InstructionKind::send;
 

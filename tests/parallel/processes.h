@@ -14,13 +14,13 @@
 
 namespace quire::test {
 
-struct Outcome {
+struct ProcessOutcome {
   int exit_code;     ///< 128 + signal where one ended it
   std::string text;  ///< what its body returned, or the text of what it threw
 };
 
 /// Runs `body(rank)` in a process for each rank, and waits for all of them.
-inline std::vector<Outcome> run_processes(int ranks, const std::function<std::string(int rank)>& body) {
+inline std::vector<ProcessOutcome> run_processes(int ranks, const std::function<std::string(int rank)>& body) {
   std::vector<std::array<int, 2>> pipes(static_cast<size_t>(ranks));
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -42,7 +42,7 @@ inline std::vector<Outcome> run_processes(int ranks, const std::function<std::st
     ::close(pipes[static_cast<size_t>(rank)][1]);
     children.push_back(child);
   }
-  std::vector<Outcome> outcomes;
+  std::vector<ProcessOutcome> outcomes;
   for (int rank = 0; rank < ranks; ++rank) {
     std::string text;
     char part[4096];

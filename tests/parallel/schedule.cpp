@@ -8,8 +8,6 @@ using namespace quire::test;
 
 namespace {
 
-constexpr ActionKind F = ActionKind::forward, B = ActionKind::backward, I = ActionKind::backward_input, W = ActionKind::backward_weight;
-
 /// The schedule with `change` made to the actions of `rank`.
 template <class F>
 PipelineSchedule changed(PipelineSchedule schedule, size_t rank, F&& change) {

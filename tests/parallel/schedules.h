@@ -9,6 +9,8 @@
 
 namespace quire::test {
 
+constexpr ActionKind F = ActionKind::forward, B = ActionKind::backward, I = ActionKind::backward_input, W = ActionKind::backward_weight;
+
 /// Whether the built-in schedule can have so many stages per rank.
 inline bool has_chunks(std::string_view schedule, int64_t chunks) {
   return schedule == "interleaved_1f1b" || chunks == (schedule == "zb_v" ? 2 : 1);

@@ -8,8 +8,6 @@ using namespace quire::test;
 
 namespace {
 
-constexpr ActionKind F = ActionKind::forward, B = ActionKind::backward, I = ActionKind::backward_input, W = ActionKind::backward_weight;
-
 bool near(double a, double b) { return std::abs(a - b) <= 1e-12 * std::max({std::abs(a), std::abs(b), 1.0}); }
 
 /// The bubble where F = I = W = 1 and B = 2, as published; -1 where nothing is.

@@ -18,7 +18,7 @@ namespace quire::test {
 namespace {
 
 /// Ranks that join at a free port and do the same.
-std::vector<Outcome> joined(int ranks, const std::function<std::string(Communicator& world)>& body, double watchdog = 60) {
+std::vector<ProcessOutcome> joined(int ranks, const std::function<std::string(Communicator& world)>& body, double watchdog = 60) {
   const int port = free_port();
   return run_processes(ranks, [&](int rank) {
     announce(rank, ranks, port);
@@ -29,8 +29,8 @@ std::vector<Outcome> joined(int ranks, const std::function<std::string(Communica
   });
 }
 
-void check_all_well(const std::vector<Outcome>& outcomes) {
-  for (const Outcome& outcome : outcomes) BOOST_TEST((outcome.exit_code == 0 && outcome.text == "well"), outcome.exit_code << ": " << outcome.text);
+void check_all_well(const std::vector<ProcessOutcome>& outcomes) {
+  for (const ProcessOutcome& outcome : outcomes) BOOST_TEST((outcome.exit_code == 0 && outcome.text == "well"), outcome.exit_code << ": " << outcome.text);
 }
 
 /// Each rank starts as `announced` says (rank, size; negative: not at all), with this limit.
@@ -38,7 +38,7 @@ struct Announced {
   int rank, size;
   bool late = false;
 };
-std::vector<Outcome> started(const std::vector<Announced>& announced, double limit, int port) {
+std::vector<ProcessOutcome> started(const std::vector<Announced>& announced, double limit, int port) {
   return run_processes(static_cast<int>(announced.size()), [&](int process) -> std::string {
     const Announced& own = announced[static_cast<size_t>(process)];
     if (own.late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -48,7 +48,7 @@ std::vector<Outcome> started(const std::vector<Announced>& announced, double lim
   });
 }
 
-void check_text(const Outcome& outcome, const std::vector<std::string>& parts) {
+void check_text(const ProcessOutcome& outcome, const std::vector<std::string>& parts) {
   BOOST_TEST(outcome.exit_code == 1, outcome.text);
   BOOST_TEST((outcome.text.starts_with('[') && outcome.text.find('\n') == std::string::npos), outcome.text);
   for (const std::string& part : parts) BOOST_TEST(outcome.text.find(part) != std::string::npos, "'" << outcome.text << "' lacks '" << part << "'");
@@ -93,23 +93,23 @@ BOOST_AUTO_TEST_CASE(more_than_the_system_keeps_goes_both_ways_at_once) {
 
 BOOST_AUTO_TEST_CASE(ranks_that_do_not_fit_together_are_told_so) {
   for (const bool late : {false, true}) {
-    const std::vector<Outcome> sizes = started({{0, 3}, {1, 3, late}, {2, 4}}, 30, free_port());
-    for (const Outcome& outcome : sizes) check_text(outcome, {"[start]", "rank 2 was started as one of 4 ranks (WORLD_SIZE)", "rank 0 as one of 3"});
+    const std::vector<ProcessOutcome> sizes = started({{0, 3}, {1, 3, late}, {2, 4}}, 30, free_port());
+    for (const ProcessOutcome& outcome : sizes) check_text(outcome, {"[start]", "rank 2 was started as one of 4 ranks (WORLD_SIZE)", "rank 0 as one of 3"});
   }
-  const std::vector<Outcome> twice = started({{0, 3}, {1, 3}, {1, 3}}, 30, free_port());
-  for (const Outcome& outcome : twice) check_text(outcome, {"[start]", "two processes were started as rank 1"});
-  const std::vector<Outcome> none = started({{1, 2}}, 0.5, free_port());
+  const std::vector<ProcessOutcome> twice = started({{0, 3}, {1, 3}, {1, 3}}, 30, free_port());
+  for (const ProcessOutcome& outcome : twice) check_text(outcome, {"[start]", "two processes were started as rank 1"});
+  const std::vector<ProcessOutcome> none = started({{1, 2}}, 0.5, free_port());
   check_text(none[0], {"[start]", "rank 1 did not reach rank 0 at localhost:", "within 1 s", "refused"});
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_are_named) {
-  const std::vector<Outcome> outcomes = started({{0, 4}, {2, 4}}, 1, free_port());
-  for (const Outcome& outcome : outcomes) check_text(outcome, {"[start]", "ranks 1, 3 did not come within 1 s", "2 of 4 ranks are here"});
+  const std::vector<ProcessOutcome> outcomes = started({{0, 4}, {2, 4}}, 1, free_port());
+  for (const ProcessOutcome& outcome : outcomes) check_text(outcome, {"[start]", "ranks 1, 3 did not come within 1 s", "2 of 4 ranks are here"});
 }
 
 BOOST_AUTO_TEST_CASE(a_port_that_is_taken_is_named) {
   const Socket taken = listen_on(0);
-  const std::vector<Outcome> outcomes = started({{0, 2}, {1, 2}}, 0.5, port_of(taken));
+  const std::vector<ProcessOutcome> outcomes = started({{0, 2}, {1, 2}}, 0.5, port_of(taken));
   check_text(outcomes[0], {"[start]", "port " + std::to_string(port_of(taken)), "Address already in use", "MASTER_PORT"});
   check_text(outcomes[1], {"[start]", "rank 1 did not reach rank 0"});  // who listens there says nothing
 }
@@ -127,7 +127,7 @@ BOOST_AUTO_TEST_CASE(strangers_at_the_port_do_no_harm) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });
-  const std::vector<Outcome> outcomes = run_processes(3, [&](int rank) -> std::string {
+  const std::vector<ProcessOutcome> outcomes = run_processes(3, [&](int rank) -> std::string {
     std::this_thread::sleep_for(std::chrono::milliseconds(50 * rank));
     announce(rank, 3, port);
     join_tcp({.watchdog_seconds = 30}, 30)->barrier();
@@ -141,7 +141,7 @@ BOOST_AUTO_TEST_CASE(a_file_tells_where_rank_0_is) {
   const std::string file = (std::filesystem::temp_directory_path() / ("quire-start-" + std::to_string(::getpid()))).string();
   for (const bool stale : {false, true}) {
     if (stale) std::ofstream(file) << "localhost " << free_port() << "\n";  // of a job that is gone
-    const std::vector<Outcome> outcomes = run_processes(3, [&](int rank) -> std::string {
+    const std::vector<ProcessOutcome> outcomes = run_processes(3, [&](int rank) -> std::string {
       announce(rank, 3, 1);
       ::setenv("QUIRE_MASTER_FILE", file.c_str(), 1);
       if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -173,7 +173,7 @@ BOOST_AUTO_TEST_CASE(wrong_variables_are_named) {
 }
 
 BOOST_AUTO_TEST_CASE(what_torchrun_announces_is_found) {
-  const std::vector<Outcome> outcomes = run_processes(1, [](int) -> std::string {
+  const std::vector<ProcessOutcome> outcomes = run_processes(1, [](int) -> std::string {
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID"}) ::unsetenv(variable);
     announce(2, 4, 29500);
     ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
@@ -191,7 +191,7 @@ BOOST_AUTO_TEST_CASE(what_torchrun_announces_is_found) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_is_gone_is_noticed) {
-  const std::vector<Outcome> outcomes = joined(3, [](Communicator& world) -> std::string {
+  const std::vector<ProcessOutcome> outcomes = joined(3, [](Communicator& world) -> std::string {
     Rank rank;
     const Tensor values = Tensor::zeros(rank, {4}, DType::f32);
     world.barrier();
@@ -204,7 +204,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_is_gone_is_noticed) {
 }
 
 BOOST_AUTO_TEST_CASE(an_abort_reaches_everybody) {
-  const std::vector<Outcome> outcomes = joined(3, [](Communicator& world) -> std::string {
+  const std::vector<ProcessOutcome> outcomes = joined(3, [](Communicator& world) -> std::string {
     world.barrier();
     if (world.rank() == 2) {
       world.abort("out of patience");
@@ -218,7 +218,7 @@ BOOST_AUTO_TEST_CASE(an_abort_reaches_everybody) {
 }
 
 BOOST_AUTO_TEST_CASE(the_watchdog_ends_a_wait) {
-  const std::vector<Outcome> outcomes = joined(2, [](Communicator& world) -> std::string {
+  const std::vector<ProcessOutcome> outcomes = joined(2, [](Communicator& world) -> std::string {
     Rank rank;
     const Tensor values = Tensor::zeros(rank, {4}, DType::f32);
     if (world.rank() == 0) world.receive(values, 1, {.kind = MessageKind::activations, .step = 3}).wait();
@@ -231,7 +231,7 @@ BOOST_AUTO_TEST_CASE(the_watchdog_ends_a_wait) {
 BOOST_AUTO_TEST_CASE(another_size_or_kind_fails_on_the_receiving_rank) {
   for (const bool early : {false, true})
     for (const bool kind : {false, true}) {
-      const std::vector<Outcome> outcomes = joined(2, [&](Communicator& world) -> std::string {
+      const std::vector<ProcessOutcome> outcomes = joined(2, [&](Communicator& world) -> std::string {
         Rank rank;
         const Tensor three = Tensor::zeros(rank, {3}, DType::f32), four = Tensor::zeros(rank, {4}, DType::f32);
         const std::unique_ptr<Communicator> beside = world.split(0);

@@ -28,8 +28,8 @@ bool lives(pid_t pid) {
 }
 
 /// Ranks under a launcher that have begun to step.
-struct Ranks {
-  explicit Ranks(const std::vector<std::string>& args) : program(args, {.patience_seconds = 100}) {
+struct LaunchedRanks {
+  explicit LaunchedRanks(const std::vector<std::string>& args) : program(args, {.patience_seconds = 100}) {
     BOOST_REQUIRE(program.wait_for("\nfolder: "));
     BOOST_REQUIRE(program.wait_for("\nstep "));
     read();
@@ -82,7 +82,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_end_well_end_well, *boost::unit_test::preconditi
 BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_with_signal_and_step_within_ten_seconds, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int ranks : {1, 3})
     for (int rank = 0; rank < ranks; ++rank) {
-      Ranks all(waiting(ranks, "steps"));
+      LaunchedRanks all(waiting(ranks, "steps"));
       BOOST_REQUIRE(all.program.wait_for("\nstep 4\n"));
       const Clock::time_point begin = Clock::now();
       ::kill(all.pids.at(static_cast<size_t>(rank)), SIGKILL);
@@ -126,7 +126,7 @@ BOOST_AUTO_TEST_CASE(an_error_is_printed_once_by_whoever_meets_it, *boost::unit_
 
 BOOST_AUTO_TEST_CASE(a_stopped_rank_ends_the_run_and_every_other_says_what_it_awaits, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int stopped : {0, 2}) {
-    Ranks all(waiting(4, "steps", "2"));
+    LaunchedRanks all(waiting(4, "steps", "2"));
     ::kill(all.pids.at(static_cast<size_t>(stopped)), SIGSTOP);
     const ProgramResult result = all.wait();
     BOOST_TEST(result.status == 1);
@@ -146,7 +146,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_together_are_given_up, *boost::unit_
 
 BOOST_AUTO_TEST_CASE(a_stop_signal_is_agreed_and_ends_well, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int signal : {SIGTERM, SIGINT}) {
-    Ranks all(waiting(3, "steps"));
+    LaunchedRanks all(waiting(3, "steps"));
     all.program.send(signal);
     const ProgramResult result = all.wait();
     BOOST_TEST(result.status == 0);
@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(a_stop_signal_before_the_first_step_waits_until_it_can_be_t
 
 BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_everything, *boost::unit_test::precondition(can_start_ranks)) {
   for (const int first : {SIGINT, SIGTERM}) {
-    Ranks all(waiting(3, "deaf"));
+    LaunchedRanks all(waiting(3, "deaf"));
     all.program.send(first);
     BOOST_REQUIRE(all.program.wait_for("\nstep 20\n"));  // nobody stops
     all.program.send(SIGINT);
@@ -181,7 +181,7 @@ BOOST_AUTO_TEST_CASE(a_second_interrupt_ends_everything, *boost::unit_test::prec
 
 BOOST_AUTO_TEST_CASE(a_killed_launcher_or_mpirun_leaves_no_rank, *boost::unit_test::precondition(can_start_ranks)) {
   {
-    Ranks all(waiting(3, "steps"));
+    LaunchedRanks all(waiting(3, "steps"));
     ::kill(all.pids.at(1), SIGSTOP);
     all.program.send(SIGKILL);
     const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
@@ -192,7 +192,7 @@ BOOST_AUTO_TEST_CASE(a_killed_launcher_or_mpirun_leaves_no_rank, *boost::unit_te
     run_well(waiting(1, "ends"));
     BOOST_TEST(!std::filesystem::exists(all.folder));  // the next launcher did
   }
-  Ranks all(waiting(3, "steps"));
+  LaunchedRanks all(waiting(3, "steps"));
   ::kill(all.mpirun, SIGKILL);
   const ProgramResult result = all.wait();
   BOOST_TEST(result.status == 1);

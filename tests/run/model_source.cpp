@@ -17,7 +17,7 @@ using namespace quire::test;
 
 namespace {
 
-Config small_config(const Scratch& scratch, const std::string& precision) {
+Config source_config(const Scratch& scratch, const std::string& precision) {
   std::ofstream(scratch.path("data.txt")) << "One text.\n%\nAnother text.\n";
   return parse_config("[model]\ndim = 16\nn_layers = 1\nn_heads = 2\n[train]\nseq_len = 16\n[data]\ndataset_path = \"data.txt\"\nseparator = \"%\"\n", "small.toml", scratch.path(),
                       {"run.dir=" + scratch.path("run"), "train.mixed_precision=" + precision, "run.threads=1"});
@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_SUITE(model_source)
 BOOST_AUTO_TEST_CASE(a_run_s_newest_checkpoint_is_read_in_any_type) {
   for (const std::string precision : {"f64", "f32", "bf16"}) {
     const Scratch scratch;
-    const Config config = small_config(scratch, precision);
+    const Config config = source_config(scratch, precision);
     BOOST_TEST(!has_checkpoint(disk(), config.run.dir));
     save(scratch, config, 3, 1, state_of(config, 3));
     const auto newest = save(scratch, config, 5, 2, state_of(config, 5));
@@ -90,7 +90,7 @@ BOOST_AUTO_TEST_CASE(a_run_s_newest_checkpoint_is_read_in_any_type) {
 
 BOOST_AUTO_TEST_CASE(a_damaged_newest_checkpoint_is_told_and_passed_over) {
   const Scratch scratch;
-  const Config config = small_config(scratch, "f32");
+  const Config config = source_config(scratch, "f32");
   save(scratch, config, 3, 1, state_of(config, 3));
   save(scratch, config, 5, 2, state_of(config, 5));
   std::ofstream(checkpoint_folder(scratch.path("run"), 5) + "/index.json") << "{";
@@ -106,7 +106,7 @@ BOOST_AUTO_TEST_CASE(a_damaged_newest_checkpoint_is_told_and_passed_over) {
 
 BOOST_AUTO_TEST_CASE(selfcheck_takes_the_run_s_weights) {
   const Scratch scratch;
-  Config config = small_config(scratch, "f32");
+  Config config = source_config(scratch, "f32");
   save(scratch, config, 7, 3, state_of(config, 7));
   SelfcheckReport report = selfcheck(config);
   BOOST_TEST(report.passed(), report.table());
@@ -122,7 +122,7 @@ BOOST_AUTO_TEST_CASE(selfcheck_takes_the_run_s_weights) {
 
 BOOST_AUTO_TEST_CASE(models_in_the_layout_of_hugging_face_are_read) {
   const Scratch scratch;
-  const ModelConfig config = small_config(scratch, "f32").model;
+  const ModelConfig config = source_config(scratch, "f32").model;
   Rank rank;
   Model model(rank, config, DType::f32);
   model.initialize(rank, 4);
@@ -149,7 +149,7 @@ BOOST_AUTO_TEST_CASE(models_in_the_layout_of_hugging_face_are_read) {
 
 BOOST_AUTO_TEST_CASE(what_is_no_model_is_refused) {
   const Scratch scratch;
-  const Config config = small_config(scratch, "f32");
+  const Config config = source_config(scratch, "f32");
   check_error<FileError>([&] { open_model_source(disk(), scratch.path("nothing")); }, {"[model]", "nothing", "does not exist"});
   check_error<DataError>([&] { open_model_source(disk(), scratch.path()); }, {"[model]", "is no model", "run folder"});
   check_error<DataError>([&] { open_model_source(disk(), scratch.path("data.txt")); }, {"is no model"});

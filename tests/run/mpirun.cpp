@@ -27,15 +27,15 @@ const std::string hydra = "\n" + hydra_rule + "\n=   BAD TERMINATION OF ONE OF Y
                           "This typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n";
 const std::string unknown = rule + "\nThere are not enough slots available in the system to satisfy the 3\nslots that were requested by the application:\n\n  train\n" + rule + "\n";
 
-struct Seen {
+struct SeenOutput {
   std::string shown;
   int rank, signal, status;
 };
 
 /// The text in pieces of at most `most` characters.
-Seen seen(const std::string& text, std::mt19937_64& random, size_t most) {
+SeenOutput seen(const std::string& text, std::mt19937_64& random, size_t most) {
   MpirunOutput output;
-  Seen result{};
+  SeenOutput result{};
   for (size_t at = 0, count = 0; at < text.size(); at += count) {
     count = 1 + random() % most;
     result.shown += output.take(std::string_view(text).substr(at, count));
@@ -56,8 +56,8 @@ BOOST_AUTO_TEST_SUITE(mpirun)
 BOOST_AUTO_TEST_CASE(banners_become_facts_and_everything_else_is_passed_on) {
   std::mt19937_64 random(5);
   for (const size_t most : {1, 3, 50, 100000}) {
-    const Seen by_signal = seen(killed, random, most), by_status = seen(left, random, most), by_abort = seen(aborted, random, most), by_hydra = seen(hydra, random, most);
-    for (const Seen* each : {&by_signal, &by_status, &by_abort, &by_hydra}) BOOST_TEST(each->shown == "");
+    const SeenOutput by_signal = seen(killed, random, most), by_status = seen(left, random, most), by_abort = seen(aborted, random, most), by_hydra = seen(hydra, random, most);
+    for (const SeenOutput* each : {&by_signal, &by_status, &by_abort, &by_hydra}) BOOST_TEST(each->shown == "");
     BOOST_TEST(by_signal.rank == 11);
     BOOST_TEST(by_signal.signal == 9);
     BOOST_TEST(by_status.rank == 2);
@@ -66,7 +66,7 @@ BOOST_AUTO_TEST_CASE(banners_become_facts_and_everything_else_is_passed_on) {
     BOOST_TEST(by_abort.rank == -1);
     BOOST_TEST(by_abort.signal == 0);
     BOOST_TEST(by_hydra.signal == 9);
-    const Seen passed = seen("train: error while loading shared libraries\n" + unknown, random, most);
+    const SeenOutput passed = seen("train: error while loading shared libraries\n" + unknown, random, most);
     BOOST_TEST(passed.shown == "train: error while loading shared libraries\n" + unknown);
     BOOST_TEST(passed.rank == -1);
     BOOST_TEST(seen("one\n" + killed + "two\n" + aborted + unknown + left + "three", random, most).shown == "one\ntwo\n" + unknown + "three\n");

@@ -77,7 +77,7 @@ class Pseudoterminal {
   int master_ = -1;
 };
 
-StepMetrics metrics_of(int64_t step) {
+StepMetrics metrics_of_step(int64_t step) {
   StepMetrics m;
   m.step = step;
   m.loss = 5.0 / static_cast<double>(step);
@@ -119,7 +119,7 @@ BOOST_AUTO_TEST_CASE(durations_counts_and_bars_read_well) {
 }
 
 BOOST_AUTO_TEST_CASE(the_line_holds_every_field_and_drops_the_least_first) {
-  const StepMetrics m = metrics_of(20);
+  const StepMetrics m = metrics_of_step(20);
   const std::string full = step_line(m, 700, 252);
   for (const char* part : {"step  20/700", "loss 0.2500", "8.12k tokens/s", "31.2 % of peak", "39.8 % full-causal", "norm 0.500", "lr 3.00e-03", "4:12 left"})
     BOOST_TEST(contains(full, part), full << " lacks " << part);
@@ -136,7 +136,7 @@ BOOST_AUTO_TEST_CASE(the_line_holds_every_field_and_drops_the_least_first) {
 }
 
 BOOST_AUTO_TEST_CASE(evaluations_and_skipped_steps_stand_out) {
-  StepMetrics m = metrics_of(3);
+  StepMetrics m = metrics_of_step(3);
   m.eval_loss = 1.5;
   m.eval_bits_per_byte = 2.25;
   m.skipped = true;
@@ -160,7 +160,7 @@ BOOST_AUTO_TEST_CASE(a_pipe_sees_plain_lines_only) {
       now += 10;
       progress.step(step);
       progress.task("held out", 0.5);
-      progress.logged(metrics_of(step));
+      progress.logged(metrics_of_step(step));
     }
   }
   ::close(ends[1]);
@@ -196,7 +196,7 @@ BOOST_AUTO_TEST_CASE(a_terminal_sees_lines_above_one_bar_redrawn_in_place) {
       BOOST_TEST(contains(terminal.screen.lines.back(), std::to_string(step) + "/20"));
       BOOST_TEST(contains(terminal.screen.lines.back(), "[#"));
       BOOST_TEST(contains(terminal.screen.lines.back(), duration_text(2.0 * static_cast<double>(20 - step)) + " left"));
-      if (step % 5 == 0) progress.logged(metrics_of(step));
+      if (step % 5 == 0) progress.logged(metrics_of_step(step));
       terminal.drain();
     }
     BOOST_TEST(terminal.screen.lines.size() == 6u);  // one line, four steps, the bar
@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_CASE(every_width_fits_and_a_resized_terminal_is_followed) {
     double now = 0;
     Progress progress(7, 2, nullptr, {.descriptor = terminal.slave, .seconds = [&] { return now += 1; }});
     progress.step(3);
-    progress.logged(metrics_of(3));
+    progress.logged(metrics_of_step(3));
     progress.task("evaluating held-out documents", 0.25);
     terminal.drain();
     BOOST_TEST(terminal.screen.wrapped == 0, "at " << columns << " columns");
@@ -267,7 +267,7 @@ BOOST_AUTO_TEST_CASE(time_left_counts_only_this_process_and_recent_steps) {
     progress.step(step);
   }
   BOOST_TEST(progress.seconds_left().value() == 10.0);  // the slow steps are forgotten
-  progress.logged(metrics_of(100));                     // a descriptor that can not be written ends nothing
+  progress.logged(metrics_of_step(100));                     // a descriptor that can not be written ends nothing
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -22,7 +22,7 @@ Config some_config(const std::vector<std::string>& overrides = {}) {
   return parse_config("[data]\ndataset_path = \"text.txt\"\n[train]\nseq_len = 64\n", "some.toml", "/folder", overrides);
 }
 
-StepMetrics metrics_of(int64_t step) {
+StepMetrics numbered_metrics(int64_t step) {
   std::mt19937_64 random(static_cast<uint64_t>(step));
   StepMetrics m;
   m.step = step;
@@ -112,23 +112,23 @@ BOOST_AUTO_TEST_CASE(choices_are_kept) {
 BOOST_AUTO_TEST_CASE(a_resumed_record_equals_that_of_a_run_that_never_stopped) {
   const Scratch scratch;
   RunFolder whole(scratch.path("whole"));
-  for (int64_t step = 1; step <= 20; ++step) whole.append_metrics(metrics_of(step));
+  for (int64_t step = 1; step <= 20; ++step) whole.append_metrics(numbered_metrics(step));
   for (int64_t checkpoint = 0; checkpoint <= 12; ++checkpoint) {
     const std::string name = "stopped" + std::to_string(checkpoint);
     {
       RunFolder first(scratch.path(name));
       BOOST_TEST(first.truncate_metrics_after(0) == 0);
-      for (int64_t step = 1; step <= 12; ++step) first.append_metrics(metrics_of(step));
+      for (int64_t step = 1; step <= 12; ++step) first.append_metrics(numbered_metrics(step));
     }
-    const std::string torn = to_json(metrics_of(13)).substr(0, static_cast<size_t>(checkpoint) * 3);
+    const std::string torn = to_json(numbered_metrics(13)).substr(0, static_cast<size_t>(checkpoint) * 3);
     std::ofstream(scratch.path(name + "/metrics.jsonl"), std::ios::app) << torn;  // killed in the middle of a write
     RunFolder second(scratch.path(name));
     BOOST_TEST(second.truncate_metrics_after(checkpoint) == checkpoint);
-    for (int64_t step = checkpoint + 1; step <= 20; ++step) second.append_metrics(metrics_of(step));
+    for (int64_t step = checkpoint + 1; step <= 20; ++step) second.append_metrics(numbered_metrics(step));
     BOOST_TEST(record_of(scratch, name) == record_of(scratch, "whole"));
   }
   RunFolder careless(scratch.path("careless"));  // control: without dropping the steps after the checkpoint the record differs
-  for (const int64_t step : {1, 2, 3, 2, 3, 4}) careless.append_metrics(metrics_of(step));
+  for (const int64_t step : {1, 2, 3, 2, 3, 4}) careless.append_metrics(numbered_metrics(step));
   BOOST_TEST(record_of(scratch, "careless") != record_of(scratch, "whole").substr(0, record_of(scratch, "careless").size()));
 }
 
@@ -160,18 +160,18 @@ BOOST_AUTO_TEST_CASE(a_start_that_is_refused_leaves_no_folder_and_one_that_is_no
 BOOST_AUTO_TEST_CASE(truncating_in_the_middle_of_a_run_goes_on_in_the_new_file) {
   const Scratch scratch;
   RunFolder folder(scratch.path("run"));
-  for (int64_t step = 1; step <= 5; ++step) folder.append_metrics(metrics_of(step));
+  for (int64_t step = 1; step <= 5; ++step) folder.append_metrics(numbered_metrics(step));
   BOOST_TEST(folder.truncate_metrics_after(3) == 3);
-  folder.append_metrics(metrics_of(4));
+  folder.append_metrics(numbered_metrics(4));
   const std::vector<StepMetrics> record = read_metrics(disk(), folder.file("metrics.jsonl"));
   BOOST_TEST(record.size() == 4u);
-  BOOST_TEST((record.back() == metrics_of(4)));
+  BOOST_TEST((record.back() == numbered_metrics(4)));
 }
 
 BOOST_AUTO_TEST_CASE(a_damaged_record_is_refused_and_left_as_it_is) {
   const Scratch scratch;
   RunFolder folder(scratch.path("run"));
-  const std::string text = to_json(metrics_of(1)) + "\nbroken\n";
+  const std::string text = to_json(numbered_metrics(1)) + "\nbroken\n";
   write_atomically(disk(), folder.file("metrics.jsonl"), text);
   check_error<DataError>([&] { folder.truncate_metrics_after(0); }, {"metrics.jsonl:2]"});
   BOOST_TEST(record_of(scratch, "run") == text);
@@ -183,10 +183,10 @@ BOOST_AUTO_TEST_CASE(a_crash_while_truncating_leaves_the_old_record_or_the_new) 
   std::string old_text, new_text;
   {
     RunFolder folder(scratch.path("run"), before);
-    for (int64_t step = 1; step <= 6; ++step) folder.append_metrics(metrics_of(step));
+    for (int64_t step = 1; step <= 6; ++step) folder.append_metrics(numbered_metrics(step));
     folder.sync_metrics();
     old_text = read_text(before, folder.file("metrics.jsonl"));
-    new_text = old_text.substr(0, old_text.find(to_json(metrics_of(4))));
+    new_text = old_text.substr(0, old_text.find(to_json(numbered_metrics(4))));
   }
   int64_t seen_old = 0, seen_new = 0;
   for (int64_t operation = 0;; ++operation) {
@@ -218,7 +218,7 @@ BOOST_AUTO_TEST_CASE(synced_lines_survive_a_power_loss) {
     FaultyFileSystem fs;
     fs.set_faults({.swallow_sync = swallowed});
     RunFolder folder(scratch.path("run"), fs);
-    for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(metrics_of(step));
+    for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(numbered_metrics(step));
     folder.sync_metrics();
     const std::unique_ptr<FaultyFileSystem> after = fs.crash(CrashKind::synced_only);
     const bool whole = after->exists(folder.file("metrics.jsonl")) && read_metrics(*after, folder.file("metrics.jsonl")).size() == 3;
@@ -230,10 +230,10 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_and_keeps_the_record) {
   const Scratch scratch;
   FaultyFileSystem fs;
   RunFolder folder(scratch.path("run"), fs);
-  for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(metrics_of(step));
+  for (int64_t step = 1; step <= 3; ++step) folder.append_metrics(numbered_metrics(step));
   const std::string text = read_text(fs, folder.file("metrics.jsonl"));
   fs.set_faults({.capacity = fs.used()});
-  check_error<FileError>([&] { folder.append_metrics(metrics_of(4)); }, {"metrics.jsonl", "No space left"});
+  check_error<FileError>([&] { folder.append_metrics(numbered_metrics(4)); }, {"metrics.jsonl", "No space left"});
   check_error<FileError>([&] { folder.truncate_metrics_after(1); }, {"No space left"});
   check_error<FileError>([&] { folder.store_choices({{"a", "b"}}); }, {"No space left"});
   fs.set_faults({});

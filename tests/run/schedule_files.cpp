@@ -19,7 +19,7 @@ struct UserSchedule {
 
 /// Written by hand. `back_to_front`: the last stage on rank 0. `uneven`: two stages that follow each other on one rank, one on the other; B, I and W mixed. `v`: first and
 /// last stage on rank 0.
-const std::vector<UserSchedule> schedules = {
+const std::vector<UserSchedule> user_schedules = {
     {"back_to_front", 2, 2, "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n"},
     {"uneven", 2, 3,
      "0F0,1F0,0F1,1F1,1I0,0I0,0F2,1F2,1W0,0W0,1B1,0B1,0F3,1F3,1I2,0I2,1W2,0W2,1B3,0B3\n"
@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_CASE(a_hand_written_schedule_trains_with_the_bits_of_one_process
     Scratch scratch;
     const Config one = user_config(scratch, "one", "1f1b", 1, kind);
     run_training(one);
-    for (const UserSchedule& schedule : schedules) {
+    for (const UserSchedule& schedule : user_schedules) {
       const Config many = user_config(scratch, schedule.name, store(scratch, schedule.name, schedule.text), schedule.ranks, kind);
       run_training_ranks(many);
       check_same_training(many, one, schedule.name);
@@ -68,7 +68,7 @@ BOOST_AUTO_TEST_CASE(a_hand_written_schedule_trains_with_the_bits_of_one_process
 
 BOOST_AUTO_TEST_CASE(a_run_that_goes_on_as_one_process_keeps_no_schedule) {
   Scratch scratch;
-  const UserSchedule& schedule = schedules[0];
+  const UserSchedule& schedule = user_schedules[0];
   const Config many = user_config(scratch, "run", store(scratch, schedule.name, schedule.text), schedule.ranks, {"train.max_steps=2"});
   run_training_ranks(many);
   BOOST_TEST(text_of(many.run.dir + "/schedule.csv") == schedule.text);
@@ -96,7 +96,7 @@ BOOST_AUTO_TEST_CASE(a_last_step_of_fewer_microbatches_leaves_out_those_that_it_
   const Config one = user_config(scratch, "one", "1f1b", 1, kind);
   run_training(one);
   BOOST_TEST(metrics_of(one).back().tokens + metrics_of(one).back().padding < 4 * 48);  // three rows are left
-  for (const UserSchedule& schedule : schedules) {
+  for (const UserSchedule& schedule : user_schedules) {
     const Config many = user_config(scratch, schedule.name, store(scratch, schedule.name, schedule.text), schedule.ranks, kind);
     run_training_ranks(many);
     check_same_training(many, one, schedule.name);
@@ -109,7 +109,7 @@ BOOST_AUTO_TEST_CASE(replicas_and_context_ranks_share_a_users_schedule) {
     const std::vector<std::string> kind{tied, "train.mixed_precision=f64", "train.max_steps=4", "eval.interval=0", "train.global_batch_size=7"};  // one replica has a microbatch fewer
     const Config one = user_config(scratch, std::string("one ") + tied, "1f1b", 1, kind);
     run_training(one);
-    for (const UserSchedule& schedule : schedules) {
+    for (const UserSchedule& schedule : user_schedules) {
       std::vector<std::string> two = kind;
       two.push_back("distributed.dp_replicate=2");
       const std::string file = store(scratch, schedule.name, schedule.text);
@@ -132,7 +132,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_move_to_a_users_schedule_and_back_even_when_its
   const std::vector<std::string> kind{"model.tie_embeddings=true", "train.microbatch_size=1"};
   const Config whole = ranks_config(scratch, "whole", single, kind);
   run_training(whole);
-  const std::string v = store(scratch, "v", schedules[2].text), uneven = store(scratch, "uneven", schedules[1].text);
+  const std::string v = store(scratch, "v", user_schedules[2].text), uneven = store(scratch, "uneven", user_schedules[1].text);
   run_moving(scratch, "moved", {{single, 2}, {Layout{2, 1, v}, 3}, {four_stages, 1}, {Layout{2, 1, uneven}, 2}}, kind);
   std::filesystem::remove(uneven);
   run_moving(scratch, "moved", {{there_and_back, 2}, {single, -1}}, kind);
@@ -141,7 +141,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_move_to_a_users_schedule_and_back_even_when_its
 
 BOOST_AUTO_TEST_CASE(what_does_not_fit_is_refused_with_the_config_naming_file_and_line) {
   Scratch scratch;
-  const std::string good = schedules[0].text;
+  const std::string good = user_schedules[0].text;
   const auto refused = [&]<class E>(const E*, const std::string& text, std::initializer_list<std::string> parts, std::vector<std::string> overrides = {}) {
     store(scratch, "bad", text);
     check_error<E>([&] { user_config(scratch, "never", scratch.path("bad.csv"), 2, overrides); }, parts);
@@ -171,7 +171,7 @@ BOOST_AUTO_TEST_CASE(what_does_not_fit_is_refused_with_the_config_naming_file_an
 
 BOOST_AUTO_TEST_CASE(a_path_is_relative_to_the_config_and_a_resolved_one_absolute) {
   Scratch scratch;
-  store(scratch, "v", schedules[2].text);
+  store(scratch, "v", user_schedules[2].text);
   const std::string text = "[train]\nglobal_batch_size = 4\nmicrobatch_size = 1\n[data]\ndataset_path = \"x\"\n[distributed]\npp = 2\npp_schedule = \"v.csv\"\n";
   const Config config = parse_config(text, scratch.path("run.toml"), scratch.path());
   BOOST_TEST(config.distributed.pp_schedule == scratch.path("v.csv"));
@@ -183,7 +183,7 @@ BOOST_AUTO_TEST_CASE(a_path_is_relative_to_the_config_and_a_resolved_one_absolut
 
 BOOST_AUTO_TEST_CASE(ranks_that_read_other_schedules_are_refused) {
   Scratch scratch;
-  const std::string first = store(scratch, "first", schedules[0].text), second = store(scratch, "second", "1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3\n0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n");
+  const std::string first = store(scratch, "first", user_schedules[0].text), second = store(scratch, "second", "1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3\n0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n");
   std::vector<RankEnd> ends(2);
   run_local(2, {.report = [](const std::string&) {}}, [&](Communicator& world) {
     ends[static_cast<size_t>(world.rank())] = end_of([&] { train_as_rank(user_config(scratch, "run", world.rank() == 0 ? first : second, 2), world); });
@@ -193,7 +193,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_read_other_schedules_are_refused) {
 
 BOOST_AUTO_TEST_CASE(selfcheck_probes_a_users_schedule_and_its_controls_see_the_leak) {
   Scratch scratch;
-  for (const UserSchedule& schedule : schedules) {
+  for (const UserSchedule& schedule : user_schedules) {
     const Config config = user_config(scratch, schedule.name, store(scratch, schedule.name, schedule.text), schedule.ranks);
     const SelfcheckReport report = selfcheck(config, {.tokens = 40});
     BOOST_TEST(report.passed(), report.table());
@@ -226,7 +226,7 @@ BOOST_AUTO_TEST_CASE(a_schedule_for_fewer_or_more_microbatches_is_whole_and_in_o
 
 BOOST_AUTO_TEST_CASE(traces_of_logged_steps_are_kept_and_change_no_bit) {
   Scratch scratch;
-  const std::string v = store(scratch, "v", schedules[2].text);
+  const std::string v = store(scratch, "v", user_schedules[2].text);
   const Config off = user_config(scratch, "off", v, 2), on = user_config(scratch, "on", v, 2, {"metrics.trace=true"});
   run_training_ranks(off);
   run_training_ranks(on);
