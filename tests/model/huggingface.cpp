@@ -9,8 +9,8 @@
 #include "runtime/faulty_file_system.h"
 
 using namespace quire;
+using namespace quire::test;
 using nlohmann::json;
-using quire::test::check_error;
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "runtime/faulty_file_system.h"
 
 using namespace quire;
-using quire::test::check_error;
+using namespace quire::test;
 
 namespace {
 

@@ -88,9 +88,9 @@ class Placed {
   T* data() const { return static_cast<T*>(tensor_.raw()) + before_; }
   /// The values; checks the guards.
   std::vector<T> values() const {
-    const std::vector<T> all = tensor_.to_vector<T>(), untouched = guards();
+    const std::vector<T> all = tensor_.to_vector<T>(), surroundings = guards();
     const auto same = [&](int64_t begin, int64_t count) {
-      return std::memcmp(all.data() + begin, untouched.data() + begin, static_cast<size_t>(count) * sizeof(T)) == 0;
+      return std::memcmp(all.data() + begin, surroundings.data() + begin, static_cast<size_t>(count) * sizeof(T)) == 0;
     };
     BOOST_TEST((same(0, before_) && same(before_ + count_, guard)), "wrote beside an array");
     return part(all, before_, count_);
