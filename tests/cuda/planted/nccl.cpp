@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <latch>
 #include <string>
 #include <vector>
 
@@ -49,11 +50,21 @@ void exchange_in_groups(Rank& rank, Communicator& world, bool wrong_order) {
     for (int other = 0; other < 2; ++other) expect(gathered.slice(0, other * elements, (other + 1) * elements), static_cast<float>(other + 1), "gathered");
 }
 
-/// A message of values that are computed late, into memory that is read late.
-void pass_on(Rank& rank, Communicator& world) {
+/// Counts down when it ends, by an error too; null: does nothing.
+struct Arrival {
+  std::latch* latch;
+  ~Arrival() {
+    if (latch != nullptr) latch->count_down();
+  }
+};
+
+/// A message of values that are computed late, into memory that is read late. The sender asks nothing more of its device until the receiver has looked: what it
+/// asks next could make it compute the values in time.
+void pass_on(Rank& rank, Communicator& world, std::latch& looked) {
   if (world.rank() == 0) {
     const Tensor values = computed(rank, 4);
     world.send(values, 1, {}).wait();
+    looked.wait();
     return;
   }
   const Tensor buffer = computed(rank, 8), copied = Tensor::empty(rank, {elements}, DType::f32);
@@ -89,11 +100,15 @@ void drop_buffers(Rank& rank, Communicator& world) {
 }
 
 void run(const std::string& bug) {
+  std::latch looked(1);
   run_local_on_devices(2, {.watchdog_seconds = 60}, [&](Communicator& world) {
     Rank rank(RankOptions{.device = {DeviceKind::cuda, world.rank()}, .poison = true});
     world.connect(rank, both_ways);
-    exchange_in_groups(rank, world, bug == "wrong_order");
-    pass_on(rank, world);
+    {
+      const Arrival arrival{world.rank() == 1 ? &looked : nullptr};
+      exchange_in_groups(rank, world, bug == "wrong_order");
+      pass_on(rank, world, looked);
+    }
     drop_buffers(rank, world);
   });
 }
