@@ -78,7 +78,7 @@ std::vector<Line> lines_of(const Config& config, const Models& models, const std
     const PipelineStages stages = cut_into_stages(config.model, schedule, config.distributed.pp, chunks);
     std::vector<int64_t> state;
     for (int64_t rank = 0; rank < config.distributed.pp; ++rank) {
-      const StageState of_rank = rank_state(config.model, config.dtype(), stages, rank);
+      const PipelineRankState of_rank = rank_state(config.model, config.dtype(), stages, rank);
       state.push_back(of_rank.parameters + of_rank.gradients + of_rank.optimizer);
     }
     const std::string name = schedule == std::string("interleaved_1f1b") ? fmt::format("{} x {}", schedule, chunks) : schedule;

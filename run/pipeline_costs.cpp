@@ -199,7 +199,7 @@ std::vector<RankActivations> rank_activations(const PipelineCostModel& model, co
   return ranks;
 }
 
-StageState rank_state(const ModelConfig& model, DType dtype, const PipelineStages& stages, int64_t rank_number) {
+PipelineRankState rank_state(const ModelConfig& model, DType dtype, const PipelineStages& stages, int64_t rank_number) {
   Rank rank(RankOptions{.device = {DeviceKind::null, 0}});
   ModelConfig without_positions = model;
   without_positions.max_seq_len = 1;  // a table of rotary positions would be computed; it is none of this

@@ -95,9 +95,9 @@ std::vector<RankActivations> rank_activations(const PipelineCostModel& model, co
                                               const PipelineSchedule& schedule);
 
 /// Weights, gradients and the optimizer's state of a rank, in bytes, counted on the null device.
-struct StageState {
+struct PipelineRankState {
   int64_t elements = 0, parameters = 0, gradients = 0, optimizer = 0;
 };
-StageState rank_state(const ModelConfig& model, DType dtype, const PipelineStages& stages, int64_t rank);
+PipelineRankState rank_state(const ModelConfig& model, DType dtype, const PipelineStages& stages, int64_t rank);
 
 }  // namespace quire

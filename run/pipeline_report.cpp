@@ -104,7 +104,7 @@ class Reporter {
       rank.rank = static_cast<int64_t>(r);
       for (int64_t stage = 0; stage < stages.stages(); ++stage)
         if (stages.rank_of_stage[static_cast<size_t>(stage)] == rank.rank) rank.stages.push_back(stage);
-      const StageState state = state_of(stages, rank.rank);
+      const PipelineRankState state = state_of(stages, rank.rank);
       rank.elements = state.elements;
       rank.weights = state.parameters;
       rank.gradients = state.gradients;
@@ -117,7 +117,7 @@ class Reporter {
   }
 
   /// Of ranks with as many layers of each kind it is the same.
-  StageState state_of(const PipelineStages& stages, int64_t rank) const {
+  PipelineRankState state_of(const PipelineStages& stages, int64_t rank) const {
     const auto layers = static_cast<size_t>(config_.model.n_layers);
     std::array<size_t, 4> held{};  // embedding, decoder layers, norm, head
     for (const LayerRange& range : stages.held_by(rank))
@@ -243,7 +243,7 @@ class Reporter {
   std::vector<MicrobatchShape> all_;
   std::vector<MicrobatchShape> own_;  ///< of the replica
   PipelineReport report_;
-  mutable std::map<std::array<size_t, 4>, StageState> states_;
+  mutable std::map<std::array<size_t, 4>, PipelineRankState> states_;
 };
 
 }  // namespace

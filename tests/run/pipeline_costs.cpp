@@ -86,7 +86,7 @@ double worst_difference(const Config& config, const std::vector<int64_t>& length
     BOOST_TEST(std::abs(predicted[rank].kept - simulation.peak_bytes[rank]) < 100);
     if (forget) predicted[rank].*forget = 0;
     worst = std::max(worst, std::abs(static_cast<double>(predicted[rank].total()) / static_cast<double>(measured[rank].activations) - 1));
-    const StageState state = rank_state(config.model, config.dtype(), stages, static_cast<int64_t>(rank));
+    const PipelineRankState state = rank_state(config.model, config.dtype(), stages, static_cast<int64_t>(rank));
     BOOST_TEST(state.parameters == measured[rank].parameters);
     BOOST_TEST(state.gradients == measured[rank].gradients);
     BOOST_TEST(state.optimizer == measured[rank].optimizer);
