@@ -137,6 +137,13 @@ template <class D> HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> value,
   hn::StoreU(hn::TruncateTo(half, hn::IfThenElse(number, rounded, quiet)), half, reinterpret_cast<uint16_t*>(to));
 }
 
+/// Rows of tokens lie apart, in far memory: while one is read, the one so many further is fetched.
+constexpr int64_t rows_ahead = 16;
+template <class T>
+HWY_INLINE void fetch_row(const T* row, int64_t width) {
+  for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) hwy::Prefetch(row + i);
+}
+
 /// Row of `width` values of T as A, followed by zeros up to `padded`.
 template <class T, class A = accumulator_t<T>>
 void widen_row(const T* HWY_RESTRICT from, int64_t width, A* HWY_RESTRICT to, int64_t padded) {
@@ -156,7 +163,11 @@ void pack_rows(const T* base, int64_t stride, const int32_t* tokens, int64_t cou
 /// The rows of a tile, of all heads' values at `base`.
 template <class T, class A = accumulator_t<T>>
 void pack_rows(const T* base, int64_t stride, const AttentionRows& rows, int64_t width, A* to, int64_t padded) {
-  for (int64_t i = 0; i < rows.count; ++i) widen_row(base + rows.local[i] * stride + rows.head[i] * width, width, to + i * padded, padded);
+  const auto row = [&](int64_t i) { return base + rows.local[i] * stride + rows.head[i] * width; };
+  for (int64_t i = 0; i < rows.count; ++i) {
+    if (i + rows_ahead < rows.count) fetch_row(row(i + rows_ahead), width);
+    widen_row(row(i), width, to + i * padded, padded);
+  }
 }
 
 /// Columns [column, column + step) of `to` [width, columns] from `step` rows (one 128-bit block of them), scaled.
@@ -203,6 +214,7 @@ void pack_transposed(const T* base, int64_t stride, const int32_t* tokens, int64
       rows[j] = zeros;
       if (c + j >= count) continue;
       const T* from = base + tokens[c + j] * stride;
+      if (c + j + rows_ahead < count) fetch_row(base + tokens[c + j + rows_ahead] * stride, width);
       if constexpr (std::is_same_v<T, A>) {
         rows[j] = from;
       } else {

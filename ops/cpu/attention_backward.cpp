@@ -75,6 +75,13 @@ void finish_block(int64_t count, const Backward<A>& m) {
     }
 }
 
+/// Probability of a score. None is above its log-sum-exp, unless that is of other keys: then results are wrong, but finite.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V probability_of(D d, V score, V lse) { return exponential(d, at_most(d, largest_power<hn::TFromD<D>>, hn::Sub(score, lse))); }
+/// Gradient of a score from its probability and dout v.
+template <class V>
+HWY_INLINE V gradient_of(V probability, V product, V delta, V scale) { return hn::Mul(hn::Mul(probability, scale), hn::Sub(product, delta)); }
+
 /// Probabilities and score gradients of one row from its scores and dout v, in the whole vectors of columns that touch [first, last); zero outside of it.
 template <class A, Columns columns>
 HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t first, int64_t last, A lse, A delta, A scale) {
@@ -84,21 +91,19 @@ HWY_INLINE void row_gradient(A* HWY_RESTRICT p, A* HWY_RESTRICT ds, int64_t firs
   if (columns != Columns::some) first = 0;
   const int64_t whole = last / lanes * lanes;  // from here on vectors are cut
   const auto shift = hn::Set(d, lse), less = hn::Set(d, delta), factor = hn::Set(d, scale);
-  // No score is above its log-sum-exp, unless that is of other keys: then results are wrong, but finite.
-  const auto power = [&](auto score) HWY_ATTR { return exponential(d, at_most(d, largest_power<A>, hn::Sub(score, shift))); };
   QUIRE_UNROLL
   for (int64_t c = first / lanes * lanes; c < whole; c += lanes) {
-    auto probability = power(hn::LoadU(d, p + c));
+    auto probability = probability_of(d, hn::LoadU(d, p + c), shift);
     if (columns == Columns::some && c < first) probability = hn::IfThenElseZero(within(d, c, first, last), probability);
-    auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + c), less));
+    auto gradient = gradient_of(probability, hn::LoadU(d, ds + c), less, factor);
     if (columns == Columns::some && c < first) gradient = hn::IfThenElseZero(within(d, c, first, last), gradient);
     hn::StoreU(probability, d, p + c);
     hn::StoreU(gradient, d, ds + c);
   }
   if (columns == Columns::all || whole == last) return;
   const auto inside = within(d, whole, first, last);
-  const auto probability = hn::IfThenElseZero(inside, power(hn::LoadU(d, p + whole)));
-  const auto gradient = hn::Mul(hn::Mul(probability, factor), hn::Sub(hn::LoadU(d, ds + whole), less));
+  const auto probability = hn::IfThenElseZero(inside, probability_of(d, hn::LoadU(d, p + whole), shift));
+  const auto gradient = gradient_of(probability, hn::LoadU(d, ds + whole), less, factor);
   hn::StoreU(probability, d, p + whole);
   hn::StoreU(hn::IfThenElseZero(inside, gradient), d, ds + whole);
 }
@@ -154,6 +159,57 @@ HWY_INLINE void row_gradients(const BackwardRows<A>& t, int64_t r, int64_t start
   clear_columns(p, ds, chunks_of(last, lanes) * lanes, tile_keys);
 }
 
+#if HWY_TARGET == HWY_AVX2
+constexpr bool scores_stay_in_registers = true;
+/// Rows [row, row + 6) against all keys of a tile: `rows` [.., padded] times `keys` [width, tile stride], and from a vector of sums `make(row, place in scores, sums)`
+/// makes what is written to `to` [tile rows, tile stride]. Storing sums and reading them again would take as long as some of the multiply-adds.
+template <class A, class Make>
+HWY_INLINE void write_whole_rows(int64_t row, int64_t width, const A* rows, int64_t padded, const A* keys, A* to, const Make& make) {
+  const hn::ScalableTag<A> d;
+  constexpr int64_t stride = attention_tile_stride<A>, lanes = static_cast<int64_t>(hn::MaxLanes(d));
+  for (int64_t column = 0; column < attention_tile_keys<A>; column += 2 * lanes) {
+    hn::Vec<decltype(d)> sums[6][2];
+    sum_six_by_two<A>(width, rows + row * padded, padded, keys + column, stride, sums);
+    QUIRE_UNROLL
+    for (int i = 0; i < 6; ++i) {
+      QUIRE_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int64_t place = (row + i) * stride + column + j * lanes;
+        hn::StoreU(make(row + i, place, sums[i][j]), d, to + place);
+      }
+    }
+  }
+}
+
+template <class A>
+void whole_probabilities(const BackwardRows<A>& t, int64_t row, int64_t width, const A* keys, const Backward<A>& m) {
+  const hn::ScalableTag<A> d;
+  write_whole_rows<A>(row, width, m.query, m.padded, keys, m.probabilities,
+                      [&](int64_t r, int64_t, auto score) HWY_ATTR { return probability_of(d, score, hn::Set(d, t.lse[r])); });
+}
+
+template <class A>
+void whole_gradients(const BackwardRows<A>& t, int64_t row, int64_t width, const A* values, A scale, const Backward<A>& m) {
+  const hn::ScalableTag<A> d;
+  write_whole_rows<A>(row, width, m.dout, m.padded, values, m.dscores, [&](int64_t r, int64_t place, auto product) HWY_ATTR {
+    return gradient_of(hn::LoadU(d, m.probabilities + place), product, hn::Set(d, t.delta[r]), hn::Set(d, scale));
+  });
+}
+#else
+constexpr bool scores_stay_in_registers = false;
+template <class A> void whole_probabilities(const BackwardRows<A>&, int64_t, int64_t, const A*, const Backward<A>&) {}
+template <class A> void whole_gradients(const BackwardRows<A>&, int64_t, int64_t, const A*, A, const Backward<A>&) {}
+#endif
+
+/// Whether rows [row, row + rows) fill a register tile, and each reads all keys of a whole tile of them.
+template <class A>
+bool reads_whole(const BackwardRows<A>& t, int64_t row, int64_t rows, int64_t start, int64_t count) {
+  if (!scores_stay_in_registers || rows < tile_rows || count < attention_tile_keys<A>) return false;
+  for (int64_t r = row; r < row + rows; ++r)
+    if (t.rows.first[r] > start || t.rows.last[r] < start + count || t.lse[r] == -std::numeric_limits<A>::infinity()) return false;
+  return true;
+}
+
 /// One tile of queries against one tile of keys: [start, start + count), at `offset` in the block. One product after the other over all rows, so
 /// that only one operand has to stay in the first-level cache at a time.
 template <class A>
@@ -161,7 +217,7 @@ void backward_tile(BackwardRows<A>& t, int64_t start, int64_t count, int64_t off
   constexpr int64_t stride = attention_tile_stride<A>;
   const int64_t lanes = lanes_of<A>(), vectors = chunks_of(width, lanes), transposed = offset / attention_tile_keys<A> * attention_transposed_tile<A>(width);
   const AttentionRows& rows = t.rows;
-  struct Group { int64_t rows, from, to, column, end; } groups[attention_row_groups];
+  struct Group { int64_t rows, from, to, column, end; bool whole; } groups[attention_row_groups];
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     Group& g = groups[row / tile_rows];
     g.rows = std::min(tile_rows, rows.count - row);
@@ -170,12 +226,18 @@ void backward_tile(BackwardRows<A>& t, int64_t start, int64_t count, int64_t off
     if (g.from >= g.to) g.from = g.to = 0;
     g.column = g.from / lanes * lanes;
     g.end = chunks_of(g.to, lanes) * lanes;
-    multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.query + row * m.padded, m.padded, 1, m.keys_transposed + transposed + g.column,
-                     stride, m.probabilities + row * stride + g.column, stride, false);
+    g.whole = reads_whole(t, row, g.rows, start, count);
+    if (g.whole) whole_probabilities<A>(t, row, width, m.keys_transposed + transposed, m);
+    else multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.query + row * m.padded, m.padded, 1, m.keys_transposed + transposed + g.column,
+                          stride, m.probabilities + row * stride + g.column, stride, false);
     pairs.computed += g.rows * (g.end - g.column);
   }
   for (int64_t row = 0; row < rows.count; row += tile_rows) {
     const Group& g = groups[row / tile_rows];
+    if (g.whole) {
+      whole_gradients<A>(t, row, width, m.values_transposed + transposed, scale, m);
+      continue;
+    }
     multiply_rows<A>(g.rows, (g.end - g.column) / lanes, width, m.dout + row * m.padded, m.padded, 1, m.values_transposed + transposed + g.column,
                      stride, m.dscores + row * stride + g.column, stride, false);
     for (int64_t r = row; r < row + g.rows; ++r) row_gradients(t, r, start, count, scale, m.probabilities + r * stride, m.dscores + r * stride);

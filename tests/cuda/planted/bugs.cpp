@@ -33,9 +33,9 @@ __global__ void multiply(const gpu::bf16* a, const gpu::bf16* b, float* c) {
     const uint32_t buffer = base + static_cast<uint32_t>(at / step % 2) * buffer_bytes;
     if (at + step < depth) {
       fetch(at + step, base + static_cast<uint32_t>(at / step % 2 ^ 1) * buffer_bytes);
-      gpu::cp_async_wait<1>();
+      gpu::cp_async_wait<1>();  // seen: missing_event_wait
     } else {
-      gpu::cp_async_wait<0>();
+      gpu::cp_async_wait<0>();  // seen: missing_event_wait
     }
     if (!gpu::planted("missing_barrier")) __syncthreads();  // what others copied is here
     uint32_t af[4], bf[4];
