@@ -46,26 +46,32 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define QUIRE_CLEAR_ROW(s0, s1) QUIRE_CLEAR(s0) QUIRE_CLEAR(s1)
 #define QUIRE_CLEAR(s) "vxorps " QUIRE_SUM(s) "," QUIRE_SUM(s) "," QUIRE_SUM(s) "\n\t"
 #define QUIRE_STORE_ROW(s0, s1) "vmovups " QUIRE_SUM(s0) ",(%[c])\n\tvmovups " QUIRE_SUM(s1) ",32(%[c])\n\tadd %[c_row],%[c]\n\t"
-#define QUIRE_TILE(eight, one)                                                                                 \
-  "test %[at],%[at]\n\tjz 1f\n\t" QUIRE_EACH_ROW(QUIRE_LOAD_ROW) "jmp 2f\n1:\n\t" QUIRE_EACH_ROW(QUIRE_CLEAR_ROW)                  \
-  "2:\n\ttest %[rounds],%[rounds]\n\tjz 4f\n.p2align 5\n3:\n\t" eight "dec %[rounds]\n\tjnz 3b\n4:\n\ttest %[rest],%[rest]\n\t"    \
-  "jz 6f\n5:\n\t" one "dec %[rest]\n\tjnz 5b\n6:\n\t" QUIRE_EACH_ROW(QUIRE_STORE_ROW)
+// Whole rounds of eight steps, then single steps.
+#define QUIRE_STEPS(eight, one)                                                                                \
+  "test %[rounds],%[rounds]\n\tjz 4f\n.p2align 5\n3:\n\t" eight "dec %[rounds]\n\tjnz 3b\n4:\n\ttest %[rest],%[rest]\n\t"            \
+  "jz 6f\n5:\n\t" one "dec %[rest]\n\tjnz 5b\n6:\n\t"
+#define QUIRE_STEPS_BY_ROW(t, size)                                                                            \
+  QUIRE_STEPS(QUIRE_FOUR_BY_ROW(t, size, 0, 1, 2, 3) QUIRE_FOUR_BY_ROW(t, size, 4, 5, 6, 7) "add $8*" #size ",%[a]\n\t",           \
+              QUIRE_BY_ROW(t, size, 0, "") "add $" #size ",%[a]\n\tadd %[b_row],%[b]\n\t")
+#define QUIRE_STEPS_BY_STEP(t, size)                                                                           \
+  QUIRE_STEPS(QUIRE_FOUR_BY_STEP(t, size) QUIRE_FOUR_BY_STEP(t, size), QUIRE_BY_STEP(t, size, "", "") "add %[step],%[a]\n\tadd %[b_row],%[b]\n\t")
+#define QUIRE_TILE(steps)                                                                                      \
+  "test %[at],%[at]\n\tjz 1f\n\t" QUIRE_EACH_ROW(QUIRE_LOAD_ROW) "jmp 2f\n1:\n\t" QUIRE_EACH_ROW(QUIRE_CLEAR_ROW) "2:\n\t" steps QUIRE_EACH_ROW(QUIRE_STORE_ROW)
 #define QUIRE_CLOBBERS                                                                                         \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory"
 #define QUIRE_TILE_BY_ROW(t, size)                                                                             \
-  __asm__ volatile(QUIRE_TILE(QUIRE_FOUR_BY_ROW(t, size, 0, 1, 2, 3) QUIRE_FOUR_BY_ROW(t, size, 4, 5, 6, 7) "add $8*" #size ",%[a]\n\t", \
-                              QUIRE_BY_ROW(t, size, 0, "") "add $" #size ",%[a]\n\tadd %[b_row],%[b]\n\t")                           \
+  __asm__ volatile(QUIRE_TILE(QUIRE_STEPS_BY_ROW(t, size))                                                     \
                    : [a] "+&r"(a), [b] "+&r"(b), [c] "+&r"(c), [at] "+&r"(at), [rounds] "+&r"(rounds), [rest] "+&r"(rest)                \
                    : [row] "r"(row), [row3] "r"(3 * row), [row5] "r"(5 * row), [b_row] "r"(b_bytes), [b_row3] "r"(3 * b_bytes), [c_row] "r"(c_bytes) \
                    : QUIRE_CLOBBERS)
 #define QUIRE_TILE_BY_STEP(t, size)                                                                            \
-  __asm__ volatile(QUIRE_TILE(QUIRE_FOUR_BY_STEP(t, size) QUIRE_FOUR_BY_STEP(t, size),                         \
-                              QUIRE_BY_STEP(t, size, "", "") "add %[step],%[a]\n\tadd %[b_row],%[b]\n\t")      \
+  __asm__ volatile(QUIRE_TILE(QUIRE_STEPS_BY_STEP(t, size))                                                    \
                    : [a] "+&r"(a), [b] "+&r"(b), [c] "+&r"(c), [at] "+&r"(at), [rounds] "+&r"(rounds), [rest] "+&r"(rest)                \
                    : [step] "r"(step), [step3] "r"(3 * step), [b_row] "r"(b_bytes), [b_row3] "r"(3 * b_bytes), [c_row] "r"(c_bytes)   \
                    : QUIRE_CLOBBERS)
-
+// Here sums begin and end in memory, in registers of this file's choice.
 #define QUIRE_SUM(i) "%%ymm" #i
+
 /// C[6, 2 vectors] = or += A B, each multiply-add rounded once, in ascending k: A(i, k) = a[i * a_row + k * a_column], of which one is 1. Strides in elements.
 template <class A>
 HWY_INLINE void multiply_six_by_two(int64_t depth, const A* a, int64_t a_row, int64_t a_column, const A* b, int64_t b_row, A* c, int64_t c_row, bool accumulate) {
@@ -89,9 +95,7 @@ HWY_INLINE void multiply_six_by_two(int64_t depth, const A* a, int64_t a_row, in
 #define QUIRE_SUM(i) "%" #i
 #define QUIRE_SUMS_OF(i) "=&x"(sums[i][0].raw), "=&x"(sums[i][1].raw)
 #define QUIRE_SUMS_BY_ROW(t, size)                                                                             \
-  __asm__ volatile(QUIRE_EACH_ROW(QUIRE_CLEAR_ROW) "test %[rounds],%[rounds]\n\tjz 4f\n.p2align 5\n3:\n\t"   \
-                   QUIRE_FOUR_BY_ROW(t, size, 0, 1, 2, 3) QUIRE_FOUR_BY_ROW(t, size, 4, 5, 6, 7) "add $8*" #size ",%[a]\n\tdec %[rounds]\n\tjnz 3b\n"               \
-                   "4:\n\ttest %[rest],%[rest]\n\tjz 6f\n5:\n\t" QUIRE_BY_ROW(t, size, 0, "") "add $" #size ",%[a]\n\tadd %[b_row],%[b]\n\tdec %[rest]\n\tjnz 5b\n6:\n\t" \
+  __asm__ volatile(QUIRE_EACH_ROW(QUIRE_CLEAR_ROW) QUIRE_STEPS_BY_ROW(t, size)                                 \
                    : QUIRE_SUMS_OF(0), QUIRE_SUMS_OF(1), QUIRE_SUMS_OF(2), QUIRE_SUMS_OF(3), QUIRE_SUMS_OF(4), QUIRE_SUMS_OF(5),     \
                      [a] "+&r"(a), [b] "+&r"(b), [rounds] "+&r"(rounds), [rest] "+&r"(rest)                                           \
                    : [row] "r"(row), [row3] "r"(3 * row), [row5] "r"(5 * row), [b_row] "r"(b_bytes), [b_row3] "r"(3 * b_bytes)                           \
@@ -107,10 +111,6 @@ HWY_INLINE void sum_six_by_two(int64_t depth, const A* a, int64_t a_row, const A
   else QUIRE_SUMS_BY_ROW(d, 8);
 }
 
-#undef QUIRE_SUM
-#undef QUIRE_SUMS_OF
-#undef QUIRE_CLEAR
-#undef QUIRE_SUMS_BY_ROW
 #undef QUIRE_TWO
 #undef QUIRE_RIGHT
 #undef QUIRE_BY_ROW
@@ -120,11 +120,18 @@ HWY_INLINE void sum_six_by_two(int64_t depth, const A* a, int64_t a_row, const A
 #undef QUIRE_EACH_ROW
 #undef QUIRE_LOAD_ROW
 #undef QUIRE_CLEAR_ROW
+#undef QUIRE_CLEAR
 #undef QUIRE_STORE_ROW
+#undef QUIRE_STEPS
+#undef QUIRE_STEPS_BY_ROW
+#undef QUIRE_STEPS_BY_STEP
 #undef QUIRE_TILE
-#undef QUIRE_CLOBBERS
 #undef QUIRE_TILE_BY_ROW
 #undef QUIRE_TILE_BY_STEP
+#undef QUIRE_SUM
+#undef QUIRE_SUMS_OF
+#undef QUIRE_SUMS_BY_ROW
+#undef QUIRE_CLOBBERS
 
 }  // namespace
 }  // namespace quire::HWY_NAMESPACE
